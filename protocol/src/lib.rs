@@ -2,4 +2,5 @@
 //!
 //! Nothing here does I/O, reads a clock or knows an executor.
 
+pub mod nvme;
 pub mod tcp;

@@ -18,7 +18,9 @@ use super::pdu::{
     IcResp, PduAlignment, PduFlags, PduType, R2t, TermReq,
 };
 use super::rules::{C2hDataFields, H2cDataFields, IcReqFields, IcRespFields, R2tFields};
-use super::{CqeBytes, DIGEST_BYTES, DataDigest, Digests, SqeBytes, digest};
+use super::{DIGEST_BYTES, DataDigest, Digests, digest};
+use crate::nvme::cqe::Cqe;
+use crate::nvme::sqe::Sqe;
 
 /// How this end writes its PDUs: what was negotiated, for the outgoing direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,19 +39,14 @@ impl Encoder {
     }
 
     /// A CapsuleCmd, of which `in_capsule_bytes` of payload follow.
-    pub fn capsule_cmd(
-        &self,
-        sqe: &SqeBytes,
-        in_capsule_bytes: u32,
-        out: &mut impl BufMut,
-    ) -> usize {
+    pub fn capsule_cmd(&self, sqe: &Sqe, in_capsule_bytes: u32, out: &mut impl BufMut) -> usize {
         let none = PduFlags::empty();
         let (ch, pad) = self.common(PduType::CapsuleCmd, none, in_capsule_bytes);
         self.put(&CapsuleCmd { ch, ccsqe: *sqe }, pad, out)
     }
 
     /// A CapsuleResp.
-    pub fn capsule_resp(&self, cqe: &CqeBytes, out: &mut impl BufMut) -> usize {
+    pub fn capsule_resp(&self, cqe: &Cqe, out: &mut impl BufMut) -> usize {
         let (ch, pad) = self.common(PduType::CapsuleResp, PduFlags::empty(), 0);
         self.put(&CapsuleResp { ch, rccqe: *cqe }, pad, out)
     }

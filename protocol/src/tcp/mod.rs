@@ -27,12 +27,6 @@ pub use digest::{DataDigest, DigestCheck};
 pub use error::{FatalError, FatalErrorStatus, Fault, Termination};
 pub use pdu::{PduAlignment, PduFlags, PduType};
 
-/// Raw submission queue entry, as it stands in a CapsuleCmd PDU.
-pub type SqeBytes = [u8; 64];
-
-/// Raw completion queue entry, as it stands in a CapsuleResp PDU.
-pub type CqeBytes = [u8; 16];
-
 /// In-capsule data that every controller accepts on the admin queue and with fabrics commands,
 /// whatever IOCCSZ says (NVMe-TCP 1.0 §3.3.1 and Figure 11).
 pub const ADMIN_IN_CAPSULE_BYTES: u32 = 8192;

@@ -7,7 +7,8 @@
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{CqeBytes, SqeBytes};
+use crate::nvme::cqe::Cqe;
+use crate::nvme::sqe::Sqe;
 
 /// Checks a wire struct's size and the offset of each named field at compile time.
 macro_rules! assert_layout {
@@ -245,16 +246,7 @@ impl PduAlignment {
 
 /// PDU Common Header (CH), NVMe-TCP 1.0 §3.6.2.1.
 #[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    FromBytes,
-    IntoBytes,
-    KnownLayout,
-    Immutable,
-    Unaligned,
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
 #[repr(C)]
 pub struct CommonHeader {
@@ -379,7 +371,7 @@ pub struct CapsuleCmd {
     /// Common header.
     pub ch: CommonHeader,
     /// Submission queue entry.
-    pub ccsqe: SqeBytes,
+    pub ccsqe: Sqe,
 }
 assert_layout!(CapsuleCmd, 72, { ch: 0, ccsqe: 8 });
 
@@ -397,7 +389,7 @@ pub struct CapsuleResp {
     /// Common header.
     pub ch: CommonHeader,
     /// Completion queue entry.
-    pub rccqe: CqeBytes,
+    pub rccqe: Cqe,
 }
 assert_layout!(CapsuleResp, 24, { ch: 0, rccqe: 8 });
 

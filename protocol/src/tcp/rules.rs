@@ -20,9 +20,10 @@ use super::pdu::{
     IcResp, PduAlignment, PduFlags, PduType, R2t, TermReq,
 };
 use super::{
-    ADMIN_IN_CAPSULE_BYTES, CqeBytes, DIGEST_BYTES, Digests, MIN_MAXH2CDATA_BYTES, SqeBytes,
-    TERM_REQ_MAX_BYTES, digest,
+    ADMIN_IN_CAPSULE_BYTES, DIGEST_BYTES, Digests, MIN_MAXH2CDATA_BYTES, TERM_REQ_MAX_BYTES, digest,
 };
+use crate::nvme::cqe::Cqe;
+use crate::nvme::sqe::Sqe;
 
 /// Opcode of every fabrics command (NVMe Base 2.1, "Fabrics Command Set").
 const FABRICS_OPCODE: u8 = 0x7F;
@@ -37,9 +38,9 @@ pub enum Pdu {
     /// The peer has found a fatal mistake of ours (H2CTermReq or C2HTermReq).
     TermReq(Termination),
     /// A command, perhaps with in-capsule data.
-    CapsuleCmd(SqeBytes),
+    CapsuleCmd(Sqe),
     /// A response.
-    CapsuleResp(CqeBytes),
+    CapsuleResp(Cqe),
     /// Data that an R2T asked for.
     H2cData(H2cDataFields),
     /// Data of a command.
@@ -322,11 +323,11 @@ impl Rules {
             PduType::CapsuleCmd => {
                 let ccsqe = view::<CapsuleCmd>(header)?.ccsqe;
                 if let Some(limit) = self.io_in_capsule_bytes
-                    && ccsqe[0] != FABRICS_OPCODE
+                    && ccsqe.opcode != FABRICS_OPCODE
                 {
                     check_capsule(payload_bytes, limit)?;
                 }
-                if ccsqe[0] == FABRICS_OPCODE || self.io_in_capsule_bytes.is_none() {
+                if ccsqe.opcode == FABRICS_OPCODE || self.io_in_capsule_bytes.is_none() {
                     check_capsule(payload_bytes, ADMIN_IN_CAPSULE_BYTES)?;
                 }
                 Pdu::CapsuleCmd(ccsqe)
@@ -385,11 +386,7 @@ fn check_header_digest(pdu: PduType, header: &[u8]) -> Result<(), Fault> {
         return Err(Fault::PduLength { pdu, found: header.len() as u32 });
     };
     let (received, computed) = (u32::from_le_bytes(*received), digest::crc32c(covered));
-    if received == computed {
-        Ok(())
-    } else {
-        Err(Fault::HeaderDigest { pdu, received, computed })
-    }
+    if received == computed { Ok(()) } else { Err(Fault::HeaderDigest { pdu, received, computed }) }
 }
 
 #[inline]

@@ -25,7 +25,9 @@ use super::error::{FatalError, Fault, Termination};
 use super::pdu::{Direction, PduAlignment, PduType};
 use super::receiver::{self, Receiver};
 use super::rules::{C2hDataFields, H2cDataFields, IcReqFields, IcRespFields, Pdu, R2tFields};
-use super::{CqeBytes, Digests, MIN_MAXH2CDATA_BYTES, Negotiated, SqeBytes};
+use super::{Digests, MIN_MAXH2CDATA_BYTES, Negotiated};
+use crate::nvme::cqe::Cqe;
+use crate::nvme::sqe::Sqe;
 
 /// What a target offers on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,7 +98,7 @@ pub enum Event {
     /// A command. If `inline_bytes` is not 0, `Payload` and `CapsuleEnd` follow.
     Capsule {
         /// Submission queue entry.
-        sqe: SqeBytes,
+        sqe: Sqe,
         /// In-capsule data in bytes.
         inline_bytes: u32,
     },
@@ -478,7 +480,7 @@ impl Connection {
 
     /// A CapsuleResp.
     #[inline]
-    pub fn encode_response(&self, cqe: &CqeBytes, out: &mut impl BufMut) -> usize {
+    pub fn encode_response(&self, cqe: &Cqe, out: &mut impl BufMut) -> usize {
         self.encoder.capsule_resp(cqe, out)
     }
 

@@ -22,6 +22,8 @@ pub mod pdu;
 pub mod receiver;
 pub mod rules;
 pub mod target;
+#[cfg(test)]
+mod tests;
 
 pub use digest::{DataDigest, DigestCheck};
 pub use error::{FatalError, FatalErrorStatus, Fault, Termination};

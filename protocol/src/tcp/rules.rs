@@ -145,6 +145,8 @@ pub struct Rules {
     pub initialized: bool,
     /// Digests in use.
     pub digests: Digests,
+    /// At a host: digests that ICReq asked for.
+    pub asked_digests: Digests,
     /// Alignment of received payloads: CPDA at a target, HPDA at a host.
     pub alignment: PduAlignment,
     /// In-capsule data accepted on an I/O queue in bytes. `None` on the admin queue and before
@@ -169,6 +171,7 @@ impl Rules {
             direction,
             initialized: false,
             digests: Digests::default(),
+            asked_digests: Digests::default(),
             alignment: PduAlignment::NONE,
             io_in_capsule_bytes: None,
             max_h2c_data_bytes: MIN_MAXH2CDATA_BYTES,
@@ -337,7 +340,7 @@ impl Rules {
             PduType::C2hData => Pdu::C2hData(c2h_data(view(header)?, payload_bytes)?),
             PduType::R2t => Pdu::R2t(r2t(view(header)?)?),
             PduType::IcReq => Pdu::IcReq(ic_req(view(header)?)?),
-            PduType::IcResp => Pdu::IcResp(ic_resp(view(header)?)?),
+            PduType::IcResp => Pdu::IcResp(ic_resp(view(header)?, self.asked_digests)?),
             PduType::H2cTermReq | PduType::C2hTermReq => {
                 let term: &TermReq = view(header)?;
                 Pdu::TermReq(Termination { fes: term.fes.get(), fei: term.fei.get() })
@@ -438,14 +441,18 @@ fn ic_req(wire: &IcReq) -> Result<IcReqFields, Fault> {
     })
 }
 
-fn ic_resp(wire: &IcResp) -> Result<IcRespFields, Fault> {
+fn ic_resp(wire: &IcResp, asked: Digests) -> Result<IcRespFields, Fault> {
     check_format(wire.pfv.get())?;
     let cpda = alignment(wire.cpda)?;
+    let granted = digests(wire.dgst);
+    if (granted.header && !asked.header) || (granted.data && !asked.data) {
+        return Err(Fault::DigestNotAskedFor);
+    }
     let max = wire.maxh2cdata.get();
     if max < MIN_MAXH2CDATA_BYTES || !max.is_multiple_of(4) {
         return Err(Fault::MaxH2cData { found: max });
     }
-    Ok(IcRespFields { cpda, digests: digests(wire.dgst), max_h2c_data_bytes: max })
+    Ok(IcRespFields { cpda, digests: granted, max_h2c_data_bytes: max })
 }
 
 fn digests(options: DigestOptions) -> Digests {

@@ -180,7 +180,7 @@ fn threads_never_see_each_others_bytes() {
     let rounds = if cfg!(debug_assertions) { 4_000 } else { 40_000 };
     let pool = pool(61, 16);
     let (senders, receivers): (Vec<_>, Vec<_>) =
-        (0..THREADS).map(|_| mpsc::sync_channel::<(SharedBuffer, u8)>(64)).unzip();
+        (0..THREADS).map(|_| mpsc::sync_channel::<(SharedBuffer, u8)>(4)).unzip();
     let threads: Vec<_> = receivers
         .into_iter()
         .enumerate()
@@ -190,8 +190,9 @@ fn threads_never_see_each_others_bytes() {
         })
         .collect();
     drop(senders);
-    let allocated: usize = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
-    assert!(allocated > rounds, "the pool was nearly always empty: {allocated}");
+    for thread in threads {
+        thread.join().unwrap();
+    }
     assert_eq!(pool.in_use_bytes(), 0);
     // Nothing was lost or handed out twice: everything can be taken as single units, and as the
     // largest blocks there are.
@@ -208,7 +209,7 @@ fn churn(
     pool: &Pool,
     senders: &[mpsc::SyncSender<(SharedBuffer, u8)>],
     receiver: &mpsc::Receiver<(SharedBuffer, u8)>,
-) -> usize {
+) {
     let mut seed = me as u64 + 1;
     let mut random = move |below: usize| {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -216,8 +217,8 @@ fn churn(
     };
     let mut held: VecDeque<(Buffer, u8)> = VecDeque::new();
     let mut allocated = 0;
-    for round in 0..rounds {
-        let pattern = (round * 4 + me) as u8;
+    while allocated < rounds {
+        let pattern = (allocated * 4 + me) as u8;
         if let Some(mut buffer) = pool.allocate(1 + random(5 * UNIT_BYTES)) {
             allocated += 1;
             buffer.fill(pattern);
@@ -231,6 +232,8 @@ fn churn(
                 assert!(shared.iter().all(|&byte| byte == pattern));
             }
             held.push_back((buffer, pattern));
+        } else {
+            thread::yield_now();
         }
         if held.len() > random(6)
             && let Some((buffer, pattern)) = held.pop_front()
@@ -244,7 +247,6 @@ fn churn(
             }
         }
     }
-    allocated
 }
 
 /// The last two handles are dropped at the same time by two threads, over and over: the block must

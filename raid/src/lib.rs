@@ -8,4 +8,5 @@
 #[allow(unsafe_code)]
 pub mod buffer;
 pub mod drive;
+pub mod geometry;
 pub mod memory;

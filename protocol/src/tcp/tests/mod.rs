@@ -1,0 +1,3 @@
+//! Tests of the NVMe/TCP layer as a whole; each file has its subject.
+
+mod pair;

@@ -2,5 +2,6 @@
 //!
 //! Nothing here does I/O, reads a clock or knows an executor.
 
+pub mod fabrics;
 pub mod nvme;
 pub mod tcp;

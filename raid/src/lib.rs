@@ -1,1 +1,12 @@
-//! The RAID engine.
+//! The RAID engine: geometry, members and arrays.
+//!
+//! It knows nothing of networks, runs on any executor, spawns nothing, and reaches storage only
+//! through [`drive::Drive`].
+
+#![deny(unsafe_code)]
+
+#[allow(unsafe_code)]
+pub mod buffer;
+pub mod drive;
+pub mod geometry;
+pub mod memory;

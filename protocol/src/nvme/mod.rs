@@ -4,8 +4,14 @@
 //! specification's field names, have alignment 1 and little-endian fields, and
 //! their sizes and offsets are asserted at compile time. Nothing here knows a
 //! transport, a clock or a queue.
-mod bits;
+pub mod admin;
+pub(crate) mod bits;
 pub mod cqe;
+pub mod feature;
+pub mod identify;
+pub mod io;
+pub mod log;
+pub mod registers;
 pub mod sgl;
 pub mod sqe;
 pub mod status;

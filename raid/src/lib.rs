@@ -10,3 +10,4 @@ pub mod buffer;
 pub mod drive;
 pub mod geometry;
 pub mod memory;
+pub mod mesh;

@@ -1,1 +1,5 @@
 //! The RAID engine.
+
+pub mod assemble;
+pub mod device;
+pub mod metadata;

@@ -5,6 +5,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod array;
 #[allow(unsafe_code)]
 pub mod buffer;
 pub mod drive;

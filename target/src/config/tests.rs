@@ -481,6 +481,25 @@ fn the_schema_explains_every_refusal_of_form() {
     assert_eq!(structure::check(&schema, &tree), []);
 }
 
+/// The examples that we ship are right, and an editor with our schema says so, too.
+#[test]
+fn the_examples_are_right() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/examples");
+    let schema = raw::schema();
+    let mut count = 0;
+    for entry in std::fs::read_dir(folder).expect("the examples") {
+        let path = entry.expect("an example").path();
+        let text = std::fs::read_to_string(&path).expect("text");
+        if let Err(errors) = load(&path) {
+            panic!("{errors}");
+        }
+        let tree = source::parse(&text).expect("YAML");
+        assert_eq!(structure::check(&schema, &tree), [], "{}", path.display());
+        count += 1;
+    }
+    assert!(count >= 6, "{count} examples");
+}
+
 #[test]
 fn the_memory_bound_is_printed_with_its_terms() {
     let Loaded { config, .. } = read(SMALL).expect("a right configuration");

@@ -449,6 +449,12 @@ fn roles_come_from_the_newest() {
     rewritten(&drives[0], EVENTS, &2u64.to_le_bytes());
     let text = refusal(&look(&drives), &any);
     assert!(text.contains("slot 1 of 2 missing. drive-1 cannot take"), "{text}");
+    // The older one thinks so of the newest: it went on without it.
+    let drives = array();
+    rewritten(&drives[0], EVENTS, &2u64.to_le_bytes());
+    rewritten(&drives[1], ROLES, &[0xfe, 0xff]);
+    let text = refusal(&look(&drives), &any);
+    assert!(text.contains("slot 1 of 2 missing. drive-1 cannot take"), "{text}");
     // Both say so of each other.
     let drives = array();
     rewritten(&drives[0], ROLES + 2, &[0xfe, 0xff]);

@@ -1,1 +1,6 @@
-//! The daemon.
+//! The daemon and its command line: transport, subsystems, per-core runtime, configuration.
+
+pub mod config;
+pub mod memory;
+pub mod runtime;
+pub mod workers;

@@ -30,6 +30,6 @@ pub use handle::{ArrayHandle, Member};
 pub use plan::{ArrayInfo, AssemblyPlan, Decision, Expected, decide, plan_assemble};
 
 #[cfg(test)]
-mod test_medium;
+pub(crate) mod test_medium;
 #[cfg(test)]
 mod tests;

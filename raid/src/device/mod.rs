@@ -28,6 +28,8 @@ mod identity;
 mod open;
 pub mod paths;
 pub mod signature;
+#[cfg(test)]
+mod tests;
 
 pub use aligned::AlignedBuffer;
 pub use holder::Holder;

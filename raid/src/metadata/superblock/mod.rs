@@ -384,7 +384,9 @@ impl Superblock {
         raw.bblog_offset = i32::try_from(log / SECTOR_BYTES).unwrap_or(0).into();
         raw.resync_offset = if new.in_sync { IN_SYNC } else { 0 }.into();
         raw.max_dev = U32::new(MAX_DEVICES as u32);
-        for (number, role) in (0u16..).zip(raw.dev_roles.iter_mut()) {
+        // The table ends with the first 512 bytes. What lies behind it means nothing and
+        // stays zero: nothing but that one sector is ever written with anything else.
+        for (number, role) in (0u16..).zip(raw.dev_roles.iter_mut().take(MAX_DEVICES)) {
             let used = usize::from(number) < geometry.members;
             *role = if used { Role::Active(number) } else { Role::Spare }.to_bits().into();
         }
@@ -639,6 +641,15 @@ impl Superblock {
         new.raw.resync_offset = state.resync_offset.into();
         new.raw.max_dev = newest.raw.max_dev;
         new.raw.dev_roles = newest.raw.dev_roles;
+        new.seal();
+        new
+    }
+
+    /// With other bytes at `offset`, and a right checksum all the same.
+    #[cfg(test)]
+    pub(crate) fn patched(&self, offset: usize, bytes: &[u8]) -> Self {
+        let mut new = self.clone();
+        new.raw.as_mut_bytes()[offset..offset + bytes.len()].copy_from_slice(bytes);
         new.seal();
         new
     }

@@ -10,6 +10,7 @@ use super::create::{CreatePlan, NewArray, plan_create};
 use super::error::{AssembleError, CreateError};
 use super::examine::Examined;
 use crate::device::signature::Contents;
+use crate::geometry as engine;
 use crate::metadata::private::PrivateArea;
 use crate::metadata::superblock::{Geometry, IN_SYNC, Role, Summary, Superblock};
 use crate::metadata::{Level, SECTOR_BYTES};
@@ -50,6 +51,18 @@ impl ArrayInfo {
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.geometry.array_bytes()
+    }
+
+    /// The shape as the engine has it.
+    ///
+    /// # Errors
+    /// If it is one that the engine does not have (a level recognised only).
+    pub fn engine_geometry(&self) -> Result<engine::Geometry, engine::GeometryError> {
+        let Geometry { level, members, chunk_bytes, component_bytes } = self.geometry;
+        let none = engine::GeometryError::Component { component_bytes };
+        let level = engine::Level::try_from(level).map_err(|()| none)?;
+        let chunk_bytes = u32::try_from(chunk_bytes).map_err(|_| none)?;
+        engine::Geometry::new(level, members, chunk_bytes, component_bytes)
     }
 
     /// The name without the home host.

@@ -345,7 +345,7 @@ fn members_are_told_from_strangers() {
     assert!(refusal(&array, &wrong).contains("and not of array 00000000:00000000:"));
     let blank = look(&blank(2, true));
     assert!(refusal(&blank, &wrong).starts_with("none of the drives belongs to array"));
-    assert!(refusal(&blank, &any).ends_with("hold no array"));
+    assert!(refusal(&blank, &any).starts_with("drive-0 and drive-1 hold no array"));
     let partly = [array[0].clone(), blank[0].clone()];
     let text = refusal(&partly, &any);
     assert!(text.starts_with("drive-0 is blank, but drive-0 belongs to array"), "{text}");
@@ -579,5 +579,38 @@ fn wiping_makes_blank_and_a_crash_in_it_leaves_no_array() {
         plan_assemble(&look(&image), &Expected::default()).unwrap_err();
         wipe(&image[0]).unwrap();
         assert_eq!(look(&image)[0].contents, crate::device::signature::Contents::Blank);
+    }
+}
+
+proptest::proptest! {
+    /// The superblock's arithmetic and the engine's are the same.
+    #[test]
+    fn the_engine_has_the_same_shape(
+        level in 0usize..3,
+        members in 2usize..=128,
+        chunk_shift in 12u32..=20,
+        component_mib in 1u64..1 << 30,
+    ) {
+        let level = [Level::Raid0, Level::Raid1, Level::Raid10][level];
+        let chunk_bytes = if level == Level::Raid1 { 0 } else { 1 << chunk_shift };
+        let component_bytes = component_mib * MIB;
+        let geometry =
+            crate::metadata::superblock::Geometry { level, members, chunk_bytes, component_bytes };
+        let info = ArrayInfo {
+            uuid: uuid::Uuid::nil(),
+            set_name: "box:fast".into(),
+            geometry,
+            events: 0,
+            resync_from_bytes: None,
+            md_block_bytes: 0,
+        };
+        proptest::prop_assert_eq!(info.short_name(), "fast");
+        if let Ok(engine) = info.engine_geometry() {
+            proptest::prop_assert_eq!(engine.capacity_bytes(), info.size_bytes());
+            proptest::prop_assert_eq!(engine.component_bytes(), component_bytes);
+            proptest::prop_assert_eq!(Level::from(engine.level()), level);
+        } else {
+            proptest::prop_assert!(info.size_bytes() >= 1 << 63);
+        }
     }
 }

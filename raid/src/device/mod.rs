@@ -42,7 +42,8 @@ use thiserror::Error;
 
 /// Synchronous access to a drive's metadata: what assembly and superblock updates need.
 ///
-/// Offsets and lengths of writes are multiples of 4096; reads may be any.
+/// Offsets and lengths of writes are multiples of the drive's block, as those of 4096
+/// always are; reads may be any.
 pub trait Medium {
     /// What to call the drive in messages.
     fn name(&self) -> String;

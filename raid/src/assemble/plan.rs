@@ -2,8 +2,8 @@
 //!
 //! **Who is believed.** The highest event count rules, in whatever order the drives are
 //! given. A member counts if it is at most one event behind (md's margin), the newest
-//! superblock's role table gives it a slot, and it does not itself record the newest
-//! drive as failed. Two that record each other as failed have diverged, and nothing is
+//! superblock's role table gives it the slot that it claims, and it does not itself record
+//! the newest drive as failed. Where several are newest, that has to hold for each of them. Two that record each other as failed have diverged, and nothing is
 //! put together from them.
 
 use super::create::{CreatePlan, NewArray, plan_create};
@@ -327,11 +327,17 @@ fn fill_slots<'a, 'b>(
 ) -> Result<(Slots<'a, 'b>, Vec<&'a Candidate<'b>>), AssembleError> {
     let mut slots: Slots<'_, '_> = vec![None; geometry.members];
     let mut rest = Vec::new();
+    let events = newest.superblock.events();
+    let is_newest = |c: &&Candidate<'_>| c.is_active() && c.superblock.events() == events;
+    let newest: Vec<_> = candidates.iter().filter(is_newest).collect();
     for candidate in candidates {
         let superblock = candidate.superblock;
-        let role = newest.superblock.role_of(superblock.device_number());
-        let current = superblock.events().saturating_add(1) >= newest.superblock.events();
-        let agrees = superblock.own_role() == role && !candidate.deems_failed(newest);
+        let role = superblock.own_role();
+        let current = superblock.events().saturating_add(1) >= events;
+        let agrees = newest.iter().all(|newest| {
+            newest.superblock.role_of(superblock.device_number()) == role
+                && !candidate.deems_failed(newest)
+        });
         let place = match role {
             Role::Active(slot) if current && agrees => slots.get_mut(usize::from(slot)),
             _ => None,

@@ -402,7 +402,11 @@ impl Medium for OpenDevice {
         if !matches!(self.identity.kind, Kind::File { .. }) {
             return Ok(false);
         }
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        // A sparse file stays sparse, and one whose space is reserved keeps it.
+        let stat = rustix::fs::fstat(&self.descriptors.io)?;
+        let reserved = u64::try_from(stat.st_blocks).unwrap_or(0) * 512 >= self.size_bytes;
+        let how = if reserved { FallocateFlags::ZERO_RANGE } else { FallocateFlags::PUNCH_HOLE };
+        let flags = how | FallocateFlags::KEEP_SIZE;
         match rustix::fs::fallocate(&self.descriptors.io, flags, offset_bytes, len_bytes) {
             Ok(()) => {}
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(false),

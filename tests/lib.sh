@@ -79,4 +79,5 @@ wait_for() {
     done
 }
 
+# shellcheck disable=SC2034 # for those who source us
 initiator=$top/tests/linux-initiator/linux-initiator

@@ -5,6 +5,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod array;
 pub mod assemble;
 #[allow(unsafe_code)]
 pub mod buffer;

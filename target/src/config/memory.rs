@@ -9,9 +9,12 @@ use super::types::Config;
 use super::units::format_bytes;
 
 /// Received bytes that a connection may hold before they are consumed.
-pub const RECEIVE_BUFFER_BYTES: u64 = 256 << 10;
+pub const RECEIVE_BUFFER_BYTES: u64 = 64 << 10;
 /// Headers and replies that a connection may have waiting to be sent.
 pub const SEND_BUFFER_BYTES: u64 = 128 << 10;
+/// What of the transfer budget each connection is guaranteed: a longer command of a connection
+/// that gets no more goes through it in pieces.
+pub const TRANSFER_MINIMUM_BYTES: u64 = 64 << 10;
 /// State of one outstanding command.
 pub const COMMAND_SLOT_BYTES: u64 = 256;
 /// The program itself, its threads' stacks, the control plane, and the kernel's rings
@@ -45,9 +48,8 @@ pub struct Bound {
 impl Bound {
     /// The bound of a configuration on this many data cores.
     pub fn new(config: &Config, cores: usize) -> Bound {
-        let capsule_minimum_bytes =
-            u64::from(config.limits.in_capsule_bytes).max(ADMIN_CAPSULE_BYTES).next_power_of_two();
-        let transfer_minimum_bytes = u64::from(config.limits.max_transfer_bytes);
+        let capsule_minimum_bytes = Bound::capsule_block_bytes(config);
+        let transfer_minimum_bytes = TRANSFER_MINIMUM_BYTES;
         let (capsule_bytes, transfer_bytes) =
             (config.memory.capsule_bytes, config.memory.transfer_bytes);
         let members = config.arrays.iter().flat_map(|array| &array.members);
@@ -69,6 +71,11 @@ impl Bound {
                 })
                 .fold(0, u64::saturating_add),
         }
+    }
+
+    /// The size of the blocks in which capsule memory is handed out.
+    pub fn capsule_block_bytes(config: &Config) -> u64 {
+        u64::from(config.limits.in_capsule_bytes).max(ADMIN_CAPSULE_BYTES).next_power_of_two()
     }
 
     /// The sum.

@@ -5,9 +5,10 @@
 //! /dev/disk/by-id and the kernel's own name, a hard link). It opens no drive, so
 //! that it can run beside a daemon that has them.
 
-use std::collections::HashMap;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+
+use raidfabric_raid::device::{Identity, Kind, Roots, paths};
 
 use super::error::{ConfigErrors, Problem, Problems};
 use super::source::{self, At};
@@ -24,27 +25,20 @@ pub enum Drives {
     Memory(Vec<u64>),
 }
 
-/// What makes a drive itself: a block device's number, a file's place.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Identity {
-    Device(u64),
-    File { device: u64, inode: u64 },
-}
-
 impl Loaded {
     /// The drives of every array, in the order of [`super::Config::arrays`].
     ///
     /// # Errors
     ///
     /// A drive that does not exist or is neither a block device nor a regular file, a
-    /// pattern that matches nothing, fewer drives than the level needs, or one drive
-    /// under two names. All of them are reported together, each with its place in the
+    /// pattern that matches nothing, fewer drives than the level needs, one drive
+    /// under two names, or a drive and its partition. All of them are reported together, each with its place in the
     /// configuration file.
     pub fn drives(&self) -> Result<Vec<Drives>, ConfigErrors> {
         let mut resolver = Resolver {
             loaded: self,
             tree: source::parse(&self.text),
-            known: HashMap::new(),
+            known: Vec::new(),
             problems: Vec::new(),
         };
         let arrays = &self.config.arrays;
@@ -56,11 +50,18 @@ impl Loaded {
     }
 }
 
+/// A drive that is listed.
+struct Known {
+    identity: Identity,
+    /// Index of its array.
+    array: usize,
+}
+
 struct Resolver<'a> {
     loaded: &'a Loaded,
     tree: Option<source::Node>,
-    /// The drives so far: how each was named, and in which array.
-    known: HashMap<Identity, (PathBuf, usize)>,
+    /// The drives so far.
+    known: Vec<Known>,
     problems: Vec<Problem>,
 }
 
@@ -103,46 +104,61 @@ impl Resolver<'_> {
         Drives::Paths(paths)
     }
 
+    /// The drives of a pattern, each once: `nvme-*` in /dev/disk/by-id meets a drive
+    /// under several names, and its partitions.
     fn expand(&mut self, at: &At, pattern: &str) -> Vec<PathBuf> {
-        // The pattern was checked when the file was read; what cannot be looked into
-        // does not match.
-        let found = glob::glob(pattern).into_iter().flatten().filter_map(Result::ok);
-        let drives: Vec<PathBuf> = found.filter(|path| identity(path).is_ok()).collect();
-        if drives.is_empty() {
-            self.problem(
-                at,
-                format!("`{pattern}` matches no drive"),
-                "`ls` with the same pattern shows what there is".to_owned(),
-            );
-        }
-        drives
+        paths::expand(&[pattern]).unwrap_or_else(|error| {
+            let help = "`ls` with the same pattern shows what there is";
+            self.problem(at, error.to_string(), help.to_owned());
+            Vec::new()
+        })
     }
 
     fn drive(&mut self, at: &At, path: PathBuf, array: usize, paths: &mut Vec<PathBuf>) {
-        let identity = match identity(&path) {
-            Ok(identity) => identity,
+        let kind = match kind(&path) {
+            Ok(kind) => kind,
             Err(why) => {
                 let message = format!("`{}` {why}", path.display());
                 let help = "`ls -l /dev/disk/by-id` shows the drives that are there";
                 return self.problem(at, message, help.to_owned());
             }
         };
-        if let Some((name, other)) = self.known.get(&identity) {
-            let other = self.loaded.config.arrays.get(*other).map_or("", |other| &other.name);
-            let message = if *name == path {
-                format!("`{}` is listed twice (in array `{other}`)", path.display())
-            } else {
-                format!(
-                    "`{}` is the same drive as `{}` (in array `{other}`)",
-                    path.display(),
-                    name.display()
-                )
-            };
-            let help = "a drive can be one member only; remove one of the two".to_owned();
-            return self.problem(at, message, help);
+        let identity = Identity::look_up(&Roots::default(), &path, kind);
+        if let Some((message, help)) = self.conflict(&identity) {
+            return self.problem(at, message, help.to_owned());
         }
-        self.known.insert(identity, (path.clone(), array));
+        self.known.push(Known { identity, array });
         paths.push(path);
+    }
+
+    /// Why a drive cannot be listed beside those that are, and the cure.
+    fn conflict(&self, new: &Identity) -> Option<(String, &'static str)> {
+        let path = new.path.display();
+        self.known.iter().find_map(|Known { identity, array }| {
+            let other = identity.path.display();
+            let array = self.loaded.config.arrays.get(*array).map_or("", |array| &array.name);
+            let once = "a drive can be one member only; remove one of the two";
+            if identity.kind == new.kind {
+                return Some(match identity.path == new.path {
+                    true => (format!("`{path}` is listed twice (in array `{array}`)"), once),
+                    false => (
+                        format!("`{path}` is the same drive as `{other}` (in array `{array}`)"),
+                        once,
+                    ),
+                });
+            }
+            let within = |part: &Identity, whole: &Identity| {
+                part.partition_of.is_some() && part.partition_of == whole.kernel_name
+            };
+            let apart = "use the whole drive or its partitions; remove one of the two";
+            if within(new, identity) {
+                Some((format!("`{path}` is a partition of `{other}` (in array `{array}`)"), apart))
+            } else if within(identity, new) {
+                Some((format!("`{other}` (in array `{array}`) is a partition of `{path}`"), apart))
+            } else {
+                None
+            }
+        })
     }
 
     fn problem(&mut self, at: &At, message: String, help: String) {
@@ -152,16 +168,17 @@ impl Resolver<'_> {
     }
 }
 
-fn identity(path: &Path) -> Result<Identity, String> {
+fn kind(path: &Path) -> Result<Kind, String> {
     let metadata = std::fs::metadata(path).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => "does not exist".to_owned(),
         _ => format!("cannot be looked at: {error}"),
     })?;
-    let kind = metadata.file_type();
-    if kind.is_block_device() {
-        Ok(Identity::Device(metadata.rdev()))
-    } else if kind.is_file() {
-        Ok(Identity::File { device: metadata.dev(), inode: metadata.ino() })
+    if metadata.file_type().is_block_device() {
+        let number = metadata.rdev();
+        let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+        Ok(Kind::Block { major, minor })
+    } else if metadata.is_file() {
+        Ok(Kind::File { device: metadata.dev(), inode: metadata.ino() })
     } else {
         Err("is neither a block device nor a regular file".to_owned())
     }
@@ -228,7 +245,8 @@ mod tests {
         let text = messages(
             loaded(&format!("[{folder}/absent, {folder}, \"{folder}/x*\", /dev/null]")).drives(),
         );
-        for part in ["absent` does not exist", "x*` matches no drive", "null` is neither"] {
+        for part in ["absent` does not exist", "/x*: no drive or file matches", "null` is neither"]
+        {
             assert!(text.contains(part), "{part}: {text}");
         }
         let text = messages(loaded(&format!("[\"{folder}/m10*\"]")).drives());

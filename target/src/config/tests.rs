@@ -268,6 +268,19 @@ fn arrays_that_cannot_be() {
 }
 
 #[test]
+fn names_of_arrays_are_fit_to_be_names_of_files() {
+    for name in ["''", "..", "-x", "a/b", "\"a b\"", "é", "x23456789012345678901234567890123"] {
+        let text = with("name: a,", &format!("name: {name},"));
+        let message = errors(&text);
+        assert!(message.contains("cannot be the name of an array"), "{name}: {message}");
+    }
+    assert!(
+        read(&SMALL.replace("name: a,", "name: _A-1.b,").replace("array: a ", "array: _A-1.b "))
+            .is_ok()
+    );
+}
+
+#[test]
 fn a_drive_has_one_place() {
     let text = with("\"memory:64MiB\", \"memory:64MiB\"", "/srv/x, /srv//y/../x");
     refused(&text, &["3:48: error: `/srv//y/../x` is a member of array `a` already"]);
@@ -466,6 +479,25 @@ fn the_schema_explains_every_refusal_of_form() {
     }
     let tree = source::parse(FULL).expect("YAML");
     assert_eq!(structure::check(&schema, &tree), []);
+}
+
+/// The examples that we ship are right, and an editor with our schema says so, too.
+#[test]
+fn the_examples_are_right() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/examples");
+    let schema = raw::schema();
+    let mut count = 0;
+    for entry in std::fs::read_dir(folder).expect("the examples") {
+        let path = entry.expect("an example").path();
+        let text = std::fs::read_to_string(&path).expect("text");
+        if let Err(errors) = load(&path) {
+            panic!("{errors}");
+        }
+        let tree = source::parse(&text).expect("YAML");
+        assert_eq!(structure::check(&schema, &tree), [], "{}", path.display());
+        count += 1;
+    }
+    assert!(count >= 6, "{count} examples");
 }
 
 #[test]

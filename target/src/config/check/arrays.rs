@@ -68,11 +68,15 @@ pub(super) fn check(arrays: &[raw::Array], findings: &mut Findings<'_>) -> Vec<A
 
 fn name(at: &At, name: &str, earlier: &[raw::Array], findings: &mut Findings<'_>) {
     let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
-    if name.is_empty() || name.len() > MAX_NAME_BYTES || !name.chars().all(legal) {
+    let begins = name.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_');
+    if !begins || name.len() > MAX_NAME_BYTES || !name.chars().all(legal) {
         findings.error(
             at,
             format!("`{name}` cannot be the name of an array"),
-            format!("a name is 1 to {MAX_NAME_BYTES} of A-Z, a-z, 0-9, `.`, `_` and `-`"),
+            format!(
+                "a name is 1 to {MAX_NAME_BYTES} of A-Z, a-z, 0-9, `.`, `_` and `-`, and does not \
+                 begin with `.` or `-`"
+            ),
         );
     } else if earlier.iter().any(|array| array.name == name) {
         findings.error(

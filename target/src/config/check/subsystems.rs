@@ -1,5 +1,7 @@
 //! `subsystems:`: NQNs, hosts, serial numbers, and the ranges of the namespaces.
 
+use raidfabric_protocol::fabrics::nqn;
+
 use super::{Findings, KIB};
 use crate::config::error::closest;
 use crate::config::raw;
@@ -7,10 +9,6 @@ use crate::config::source::At;
 use crate::config::types::{Array, Hosts, Namespace, Subsystem};
 use crate::config::units;
 
-/// NQN of every discovery subsystem (NVMe Base 2.1, "Discovery Subsystem").
-const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
-/// Longest NQN (NVMe Base 2.1, "NVMe Qualified Names").
-const MAX_NQN_BYTES: usize = 223;
 /// Length of the serial number in Identify Controller (NVMe Base 2.1, "Identify
 /// Controller Data Structure").
 const MAX_SERIAL_BYTES: usize = 20;
@@ -62,45 +60,10 @@ pub(super) fn check(
     checked
 }
 
-/// Why a text is not a valid NQN, if it is not.
-fn nqn_fault(nqn: &str) -> Option<&'static str> {
-    if nqn.len() > MAX_NQN_BYTES {
-        return Some("an NQN has at most 223 bytes");
-    }
-    if !nqn.starts_with("nqn.") {
-        return Some("an NQN begins with `nqn.`, as in nqn.2026-11.org.example:name");
-    }
-    if nqn.chars().any(|c| c.is_control() || c.is_whitespace()) {
-        return Some("an NQN has no blanks and no control characters");
-    }
-    let date = nqn.get(4..12).map(str::as_bytes);
-    let dated = date.is_some_and(|date| {
-        date.iter().enumerate().all(|(i, c)| match i {
-            4 => *c == b'-',
-            7 => *c == b'.',
-            _ => c.is_ascii_digit(),
-        }) && (b"01"..=b"12").contains(&&[date[5], date[6]])
-    });
-    if !dated {
-        return Some(
-            "after `nqn.` stand year and month and a dot, as in nqn.2026-11.org.example:name",
-        );
-    }
-    match nqn[12..].split_once(':') {
-        _ if nqn[12..].is_empty() => {
-            Some("after the date stands a reversed domain name, as in nqn.2026-11.org.example:name")
-        }
-        Some((domain, name)) if domain.is_empty() || name.is_empty() => {
-            Some("before and after the colon stands a name, as in nqn.2026-11.org.example:name")
-        }
-        _ => None,
-    }
-}
-
 fn subsystem_nqn(at: &At, nqn: &str, earlier: &[Subsystem], findings: &mut Findings<'_>) {
-    if let Some(help) = nqn_fault(nqn) {
-        findings.error(at, format!("`{nqn}` is not an NVMe Qualified Name"), help);
-    } else if nqn == DISCOVERY_NQN {
+    if let Err(fault) = nqn::validate(nqn) {
+        findings.error(at, format!("`{nqn}` is not an NVMe Qualified Name"), fault.to_string());
+    } else if nqn == nqn::DISCOVERY_NQN {
         findings.error(
             at,
             "this NQN belongs to the discovery subsystem, which is always there",
@@ -156,8 +119,11 @@ fn hosts(at: &At, hosts: &raw::Hosts, findings: &mut Findings<'_>) -> Hosts {
         );
     }
     for (i, nqn) in list.iter().enumerate() {
-        if let Some(help) = nqn_fault(nqn) {
-            let help = if nqn == "any" { "write `hosts: any`, without brackets" } else { help };
+        if let Err(fault) = nqn::validate(nqn) {
+            let help = match nqn.as_str() {
+                "any" => "write `hosts: any`, without brackets".to_owned(),
+                _ => fault.to_string(),
+            };
             findings.error(&at.index(i), format!("`{nqn}` is not an NVMe Qualified Name"), help);
         } else if list[..i].contains(nqn) {
             findings.error(
@@ -333,44 +299,5 @@ impl Ranges {
             nqn: nqn.to_owned(),
             nsid: namespace.nsid,
         });
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::nqn_fault;
-
-    #[test]
-    fn names_that_are_right() {
-        for nqn in [
-            "nqn.2026-11.io.raidfabric:fast",
-            "nqn.2014-08.org.nvmexpress:uuid:1e57ab1e-0000-4000-8000-000000000001",
-            "nqn.2014-08.com.vmware:nvme:host-1",
-            "nqn.1994-11.com.samsung:nvme:PM1725",
-            "nqn.2014-08.org.nvmexpress.discovery",
-        ] {
-            assert_eq!(nqn_fault(nqn), None, "{nqn}");
-        }
-    }
-
-    #[test]
-    fn names_that_are_wrong() {
-        let long = format!("nqn.2026-11.org.example:{}", "x".repeat(200));
-        for (nqn, why) in [
-            ("", "begins with"),
-            ("iqn.2026-11.org.example:x", "begins with"),
-            ("nqn.2026-13.org.example:x", "year and month"),
-            ("nqn.26-11.org.example:x", "year and month"),
-            ("nqn.2026-11", "year and month"),
-            ("nqn.2026-11.", "reversed domain"),
-            ("nqn.2026-11.org.example:", "before and after"),
-            ("nqn.2026-11.:x", "before and after"),
-            ("nqn.2026-11.org.example:a b", "no blanks"),
-            ("nqn.2026-1é.org", "year and month"),
-            (long.as_str(), "at most 223"),
-        ] {
-            let fault = nqn_fault(nqn).expect(nqn);
-            assert!(fault.contains(why), "{nqn}: {fault}");
-        }
     }
 }

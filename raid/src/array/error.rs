@@ -1,0 +1,101 @@
+//! What goes wrong with a request to an array, in the words of the array.
+
+use crate::drive::DriveError;
+
+/// Why an array did not do what it was asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ArrayError {
+    /// The range is beyond the end of the array, or not in whole blocks.
+    #[error("the range is beyond the end of the array or not in whole blocks")]
+    OutOfRange,
+    /// No copy of the data could be read.
+    #[error("the data cannot be read: member {slot}: {error}")]
+    ReadFailed {
+        /// Slot of the member that was tried last.
+        slot: usize,
+        /// What it said.
+        error: DriveError,
+    },
+    /// The data may not be on every member that has to hold it.
+    #[error("the write failed: {0}")]
+    WriteFailed(WriteFailure),
+    /// A member has no room left below it (sparse file, thin volume). Nothing has failed; the
+    /// write may be repeated when there is room.
+    #[error("no space left below member {slot}: make room on its file system or thin volume")]
+    NoSpace {
+        /// Slot of the member.
+        slot: usize,
+    },
+    /// The array does not take this request now: it is being stopped, or memory for background
+    /// work is short. It may be repeated.
+    #[error("the array is not ready")]
+    NotReady,
+}
+
+/// Why a write or a flush failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WriteFailure {
+    /// A member did not write or flush.
+    #[error("member {slot}: {error}")]
+    Member {
+        /// Slot of the member.
+        slot: usize,
+        /// What it said.
+        error: DriveError,
+    },
+    /// The array has failed before; it takes no more writes.
+    #[error("the array has failed and takes no more writes")]
+    ArrayFailed,
+    /// The members' superblocks could not be marked as in use, so nothing was written.
+    #[error("the members could not be marked as in use")]
+    NotActivated,
+    /// The core that had to do it has stopped serving the array.
+    #[error("the core that owns the range has stopped")]
+    OwnerStopped,
+}
+
+/// Why an array's per-core part could not be put together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SetupError {
+    /// Not as many drives as members.
+    #[error("the array has {members} members, but {drives} drives were given")]
+    DriveCount {
+        /// Members of the geometry.
+        members: usize,
+        /// Drives given.
+        drives: usize,
+    },
+    /// A drive ends before its data area does.
+    #[error("member {slot} needs {needed_bytes} bytes, its drive has {size_bytes}")]
+    DriveTooSmall {
+        /// Slot of the member.
+        slot: usize,
+        /// End of the data area.
+        needed_bytes: u64,
+        /// Size of the drive.
+        size_bytes: u64,
+    },
+    /// A data area does not begin on a block of its drive.
+    #[error(
+        "the data area of member {slot} at {offset_bytes} is not on its block of {block_bytes} bytes"
+    )]
+    Misaligned {
+        /// Slot of the member.
+        slot: usize,
+        /// Start of the data area.
+        offset_bytes: u64,
+        /// The drive's block size.
+        block_bytes: u32,
+    },
+    /// The core's mesh has another number of cores than the array was made for.
+    #[error("the array is for {expected} cores, the mesh has {cores}")]
+    Cores {
+        /// Cores the shared state was made for.
+        expected: usize,
+        /// Cores of the mesh.
+        cores: usize,
+    },
+    /// The pool has no memory left for the array's buffer of zeros.
+    #[error("the memory pool has nothing left for the array")]
+    NoMemory,
+}

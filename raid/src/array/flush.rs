@@ -1,0 +1,172 @@
+//! Flushes of one member on one core, shared by everybody who wants one.
+//!
+//! A flush covers what was written before it started, so a request that comes while one is under
+//! way needs the next one; all requests of that time share it. Whoever needs a flush that has not
+//! started when none is under way runs it, for all.
+//!
+//! A flush that failed is never repeated and believed: the kernel reports lost writes once only.
+//! From then on every flush of this member fails, and so does one whose future was dropped while
+//! it ran, since its result is unknown.
+
+use std::cell::{Cell, RefCell};
+use std::future::{Future, poll_fn};
+use std::task::{Poll, Waker};
+
+use crate::drive::DriveError;
+
+/// The error number that stands for a flush nobody saw the end of.
+const ABANDONED: DriveError = DriveError::Io { errno: 125 };
+
+/// See the file's head.
+pub(super) struct SharedFlush {
+    /// Flushes begun; they are numbered from 1.
+    started: Cell<u64>,
+    running: Cell<bool>,
+    failed: Cell<Option<DriveError>>,
+    waiting: RefCell<Vec<Waker>>,
+}
+
+impl SharedFlush {
+    pub(super) fn new() -> Self {
+        Self {
+            started: Cell::new(0),
+            running: Cell::new(false),
+            failed: Cell::new(None),
+            waiting: RefCell::new(Vec::with_capacity(16)),
+        }
+    }
+
+    /// Waits for a flush that starts from now on. `flush` performs one.
+    ///
+    /// # Errors
+    /// Whatever any flush of this member failed with.
+    pub(super) async fn run<F>(&self, flush: impl FnOnce() -> F) -> Result<(), DriveError>
+    where
+        F: Future<Output = Result<(), DriveError>>,
+    {
+        let wanted = self.started.get() + 1;
+        let is_mine = poll_fn(|cx| {
+            let (started, running) = (self.started.get(), self.running.get());
+            let is_over = started > wanted || (started == wanted && !running);
+            if is_over || self.failed.get().is_some() {
+                return Poll::Ready(false);
+            }
+            if running {
+                self.waiting.borrow_mut().push(cx.waker().clone());
+                return Poll::Pending;
+            }
+            Poll::Ready(true)
+        })
+        .await;
+        if is_mine {
+            let mut turn = Turn::begin(self);
+            turn.result = flush().await;
+        }
+        self.failed.get().map_or(Ok(()), Err)
+    }
+}
+
+/// The running of one flush; its end, whichever, is told to those who wait.
+struct Turn<'a> {
+    shared: &'a SharedFlush,
+    result: Result<(), DriveError>,
+}
+
+impl<'a> Turn<'a> {
+    fn begin(shared: &'a SharedFlush) -> Self {
+        shared.running.set(true);
+        shared.started.set(shared.started.get() + 1);
+        Self { shared, result: Err(ABANDONED) }
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.shared.running.set(false);
+        if let Err(error) = self.result {
+            self.shared.failed.set(Some(error));
+        }
+        for waker in self.shared.waiting.borrow_mut().drain(..) {
+            waker.wake();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt;
+    use futures_util::task::noop_waker;
+    use std::rc::Rc;
+    use std::task::Context;
+
+    /// A drive whose flushes end when told to.
+    #[derive(Default)]
+    struct Drive {
+        flushes: RefCell<Vec<Rc<End>>>,
+    }
+
+    /// How a flush ends, once that is known.
+    type End = Cell<Option<Result<(), DriveError>>>;
+
+    impl Drive {
+        async fn flush(&self) -> Result<(), DriveError> {
+            let end = Rc::new(End::default());
+            self.flushes.borrow_mut().push(Rc::clone(&end));
+            poll_fn(|_| end.get().map_or(Poll::Pending, Poll::Ready)).await
+        }
+
+        fn end_first(&self, result: Result<(), DriveError>) {
+            self.flushes.borrow_mut().remove(0).set(Some(result));
+        }
+    }
+
+    fn poll<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
+        future.poll_unpin(&mut Context::from_waker(&noop_waker()))
+    }
+
+    #[test]
+    fn those_who_come_during_a_flush_share_the_next() {
+        let (drive, shared) = (Drive::default(), SharedFlush::new());
+        let start = || Box::pin(shared.run(|| drive.flush()));
+        let mut first = start();
+        assert!(poll(&mut first).is_pending());
+        let (mut second, mut third) = (start(), start());
+        assert!(poll(&mut second).is_pending() && poll(&mut third).is_pending());
+        assert_eq!(drive.flushes.borrow().len(), 1);
+        drive.end_first(Ok(()));
+        assert_eq!(poll(&mut first), Poll::Ready(Ok(())));
+        assert!(poll(&mut third).is_pending() && poll(&mut second).is_pending());
+        assert_eq!(drive.flushes.borrow().len(), 1, "one flush for both");
+        drive.end_first(Ok(()));
+        assert!(poll(&mut second).is_pending(), "the third runs it, and has not seen its end");
+        assert_eq!(poll(&mut third), Poll::Ready(Ok(())));
+        assert_eq!(poll(&mut second), Poll::Ready(Ok(())));
+        assert!(drive.flushes.borrow().is_empty());
+    }
+
+    #[test]
+    fn a_failed_flush_is_final() {
+        let (drive, shared) = (Drive::default(), SharedFlush::new());
+        let error = DriveError::Io { errno: 5 };
+        let mut first = Box::pin(shared.run(|| drive.flush()));
+        let mut second = Box::pin(shared.run(|| drive.flush()));
+        assert!(poll(&mut first).is_pending() && poll(&mut second).is_pending());
+        drive.end_first(Err(error));
+        assert_eq!(poll(&mut first), Poll::Ready(Err(error)));
+        assert_eq!(poll(&mut second), Poll::Ready(Err(error)));
+        let later = shared.run(|| drive.flush()).now_or_never();
+        assert_eq!(later, Some(Err(error)));
+        assert!(drive.flushes.borrow().is_empty(), "no flush was tried again");
+    }
+
+    #[test]
+    fn an_abandoned_flush_counts_as_failed() {
+        let (drive, shared) = (Drive::default(), SharedFlush::new());
+        let mut first = Box::pin(shared.run(|| drive.flush()));
+        let mut second = Box::pin(shared.run(|| drive.flush()));
+        assert!(poll(&mut first).is_pending() && poll(&mut second).is_pending());
+        drop(first);
+        assert_eq!(poll(&mut second), Poll::Ready(Err(ABANDONED)));
+    }
+}

@@ -1,0 +1,165 @@
+//! A drive in its role as a member, on one core: the one place where a data area's offset is
+//! added, errors are counted, and reads under way are known for balancing.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::flush::SharedFlush;
+use super::shared::{MemberCounters, Shared};
+use crate::buffer::{Buffer, SharedBuffer};
+use crate::drive::{Drive, DriveError};
+
+/// What a member said no to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct MemberError {
+    pub(super) slot: usize,
+    pub(super) error: DriveError,
+}
+
+/// One member on one core.
+pub(super) struct Member<D> {
+    drive: D,
+    slot: usize,
+    data_offset_bytes: u64,
+    has_volatile_cache: bool,
+    reads_under_way: Cell<u32>,
+    /// Where the newest read ends: a read that begins there continues a stream.
+    next_sequential: Cell<u64>,
+    /// The drive has said that it cannot zero.
+    cannot_zero: Cell<bool>,
+    flush: SharedFlush,
+}
+
+impl<D: Drive> Member<D> {
+    pub(super) fn new(drive: D, slot: usize, data_offset_bytes: u64) -> Self {
+        Self {
+            has_volatile_cache: drive.has_volatile_cache(),
+            drive,
+            slot,
+            data_offset_bytes,
+            reads_under_way: Cell::new(0),
+            next_sequential: Cell::new(u64::MAX),
+            cannot_zero: Cell::new(false),
+            flush: SharedFlush::new(),
+        }
+    }
+
+    pub(super) fn slot(&self) -> usize {
+        self.slot
+    }
+
+    pub(super) fn has_volatile_cache(&self) -> bool {
+        self.has_volatile_cache
+    }
+
+    pub(super) fn cannot_zero(&self) -> bool {
+        self.cannot_zero.get()
+    }
+
+    /// Reads under way.
+    pub(super) fn reads_under_way(&self) -> u32 {
+        self.reads_under_way.get()
+    }
+
+    /// Whether a read at this offset continues the newest one.
+    pub(super) fn continues_stream(&self, offset_bytes: u64) -> bool {
+        self.next_sequential.get() == offset_bytes
+    }
+
+    pub(super) async fn read(
+        &self,
+        shared: &Shared,
+        offset_bytes: u64,
+        buffer: Buffer,
+    ) -> (Result<(), MemberError>, Buffer) {
+        self.next_sequential.set(offset_bytes + buffer.len() as u64);
+        let under_way = UnderWay::count(&self.reads_under_way);
+        let (result, buffer) = self.drive.read(self.data_offset_bytes + offset_bytes, buffer).await;
+        drop(under_way);
+        (result.map_err(|error| self.count(shared, error, |counters| &counters.reads)), buffer)
+    }
+
+    pub(super) async fn write(
+        &self,
+        shared: &Shared,
+        offset_bytes: u64,
+        data: SharedBuffer,
+        fua: bool,
+    ) -> Result<(), MemberError> {
+        let fua = fua && self.has_volatile_cache;
+        let result = self.drive.write(self.data_offset_bytes + offset_bytes, data, fua).await;
+        result.map_err(|error| self.count_write(shared, error))
+    }
+
+    /// As [`Drive::write_zeroes`]; that it is not supported is remembered, and not counted as an
+    /// error.
+    pub(super) async fn zero(
+        &self,
+        shared: &Shared,
+        offset_bytes: u64,
+        len_bytes: u64,
+        deallocate: bool,
+    ) -> Result<(), MemberError> {
+        let mut error = DriveError::Unsupported;
+        if !self.cannot_zero.get() {
+            let offset_bytes = self.data_offset_bytes + offset_bytes;
+            match self.drive.write_zeroes(offset_bytes, len_bytes, deallocate).await {
+                Ok(()) => return Ok(()),
+                Err(other) => error = other,
+            }
+        }
+        if error == DriveError::Unsupported {
+            self.cannot_zero.set(true);
+            return Err(MemberError { slot: self.slot, error });
+        }
+        Err(self.count_write(shared, error))
+    }
+
+    /// A flush that starts from now on, shared with whoever else wants one.
+    pub(super) async fn flush(&self, shared: &Shared) -> Result<(), MemberError> {
+        if !self.has_volatile_cache {
+            return Ok(());
+        }
+        let flush = || async {
+            let result = self.drive.flush().await;
+            result.inspect_err(|&error| {
+                self.count(shared, error, |counters| &counters.flushes);
+            })
+        };
+        let result = self.flush.run(flush).await;
+        result.map_err(|error| MemberError { slot: self.slot, error })
+    }
+
+    fn count_write(&self, shared: &Shared, error: DriveError) -> MemberError {
+        match error {
+            DriveError::NoSpace => self.count(shared, error, |counters| &counters.no_space),
+            _ => self.count(shared, error, |counters| &counters.writes),
+        }
+    }
+
+    fn count(
+        &self,
+        shared: &Shared,
+        error: DriveError,
+        counter: impl Fn(&MemberCounters) -> &AtomicU64,
+    ) -> MemberError {
+        counter(shared.member_counters(self.slot)).fetch_add(1, Ordering::Relaxed);
+        MemberError { slot: self.slot, error }
+    }
+}
+
+/// Counts something as under way until dropped.
+struct UnderWay<'a>(&'a Cell<u32>);
+
+impl<'a> UnderWay<'a> {
+    fn count(counter: &'a Cell<u32>) -> Self {
+        counter.set(counter.get() + 1);
+        Self(counter)
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}

@@ -1,0 +1,308 @@
+//! Making all copies equal to the first: after an unclean stop, and for a new array.
+//!
+//! One core runs [`Array::resync`], which walks the array in steps. In a step it has the owners of
+//! the next few shards copy the first copy over the others, piece by piece, each under the lock of
+//! its range; when all are done the position advances. Until then reads of the step's range take
+//! the first copy, so nobody notices.
+//!
+//! * If a write leaves copies unequal while a step is under way, the step is done again
+//!   (`Shared::end_resync_step`), from where the write was if that is lower.
+//! * Before a position is given to the [`Keeper`](super::Keeper) all members are flushed; the
+//!   position is the one from before the flush.
+//! * A block that the first copy cannot read is taken from another copy, and written to all.
+//!   Reads gave an error for it until then, so nobody has seen another value.
+//! * While the host is busy, one shard at a time is copied and then the resync rests for as long
+//!   as three times that took, but never so long that it falls below its guaranteed rate.
+//! * Lack of space below a member, or of memory, makes it wait and try again.
+
+use std::future::Future;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+
+use super::error::ArrayError;
+use super::fan::fan_out;
+use super::progress::Stall;
+use super::shared::IN_SYNC;
+use super::write::{Armed, Outcome, Work};
+use super::{Answer, Array};
+use crate::drive::Drive;
+use crate::geometry::Extent;
+
+/// What is copied under one lock.
+const PIECE_BYTES: u64 = 256 << 10;
+
+/// Shards that are copied at once while the host is idle.
+const SHARDS_AT_ONCE: usize = 8;
+
+/// How long the host counts as busy after a request.
+const BUSY_FOR: Duration = Duration::from_millis(100);
+
+/// How long to wait before trying again without space.
+const SPACE_RETRY: Duration = Duration::from_secs(5);
+
+/// How long to wait before trying again without memory.
+const MEMORY_RETRY: Duration = Duration::from_millis(10);
+
+/// A clock that can be waited on; the executor's, or a test's own.
+pub trait Timer {
+    /// Time since some fixed moment.
+    fn now(&self) -> Duration;
+
+    /// Waits for that long.
+    fn sleep(&self, time: Duration) -> impl Future<Output = ()>;
+}
+
+/// Knows whether the host is busy.
+struct HostWatch {
+    operations: u64,
+    last_seen: Option<Duration>,
+}
+
+impl HostWatch {
+    /// Whether there were requests lately, given their number so far.
+    fn handle_count(&mut self, now: Duration, operations: u64) -> bool {
+        if operations != self.operations {
+            self.operations = operations;
+            self.last_seen = Some(now);
+        }
+        self.last_seen.is_some_and(|seen| seen + BUSY_FOR > now)
+    }
+}
+
+/// How long to rest after `bytes` took `took`. Rates are in bytes per second; a maximum of 0 means
+/// none.
+fn rest(took: Duration, bytes: u64, busy: bool, min_rate: u64, max_rate: u64) -> Duration {
+    let time_at = |rate: u64| Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64);
+    let mut rest = Duration::ZERO;
+    if busy {
+        rest = (3 * took).min(time_at(min_rate).saturating_sub(took));
+    }
+    if max_rate > 0 {
+        rest = rest.max(time_at(max_rate).saturating_sub(took));
+    }
+    rest
+}
+
+impl<D: Drive> Array<D> {
+    /// Keeps the copies of the array equal: resyncs whenever that is needed, and waits otherwise.
+    /// Run it on one core. Ends when the array fails or after
+    /// [`Shared::stop_resync`](super::Shared::stop_resync); must not be dropped while it resyncs.
+    pub async fn resync(&self, timer: &impl Timer) {
+        while self.shared.resync_needed().await {
+            self.shared.resync_started(timer.now());
+            self.resync_pass(timer).await;
+        }
+    }
+
+    /// One pass to the end, or until it has to stop.
+    async fn resync_pass(&self, timer: &impl Timer) {
+        let capacity_bytes = self.shared.geometry().capacity_bytes();
+        let mut host = HostWatch { operations: self.shared.host_operations(), last_seen: None };
+        let mut checkpoint = self.shared.resync_position_bytes();
+        while !self.shared.must_resync_stop() {
+            let position = self.shared.begin_resync_step();
+            if position >= capacity_bytes {
+                if self.finish_resync(position).await {
+                    return;
+                }
+                continue;
+            }
+            let started = timer.now();
+            let busy = host.handle_count(started, self.shared.host_operations());
+            let (result, end) = self.resync_step(position, busy).await;
+            let now = timer.now();
+            let pause = match result {
+                Ok(()) => {
+                    if self.shared.end_resync_step(position, end) {
+                        self.shared.resync_did(now, end - position);
+                    }
+                    let (min, max) = (&self.shared.resync_min_rate, &self.shared.resync_max_rate);
+                    let (min, max) = (min.load(Ordering::Relaxed), max.load(Ordering::Relaxed));
+                    rest(now.saturating_sub(started), end - position, busy, min, max)
+                }
+                Err(ArrayError::NoSpace { slot }) => {
+                    self.shared.resync_stalls(Stall::NoSpace { slot });
+                    SPACE_RETRY
+                }
+                Err(ArrayError::NotReady) => {
+                    self.shared.resync_stalls(Stall::NoMemory);
+                    MEMORY_RETRY
+                }
+                Err(_) if self.shared.must_resync_stop() => return,
+                // A core has stopped serving; the resync will be stopped as well.
+                Err(_) => MEMORY_RETRY,
+            };
+            let position = self.shared.resync_position_bytes();
+            let interval = self.shared.checkpoint_interval.load(Ordering::Relaxed);
+            if position.saturating_sub(checkpoint) >= interval {
+                if !self.checkpoint(position).await {
+                    return;
+                }
+                checkpoint = position;
+            }
+            checkpoint = checkpoint.min(position);
+            if !pause.is_zero() {
+                timer.sleep(pause).await;
+            }
+        }
+        // Stopped in between: what has been done need not be done again.
+        self.checkpoint(self.shared.resync_position_bytes()).await;
+    }
+
+    /// Syncs from `position` to the end of its shard, or of several shards, and returns how far.
+    async fn resync_step(&self, position: u64, busy: bool) -> (Answer, u64) {
+        let geometry = self.shared.geometry();
+        let first = geometry.shard_of(position);
+        let count = if busy { 1 } else { SHARDS_AT_ONCE as u64 };
+        let mut end = position;
+        let works = (first..geometry.shard_count()).take(count as usize).map(|shard| {
+            let range = geometry.shard_range(shard);
+            let offset_bytes = range.start.max(position);
+            end = range.end;
+            let len_bytes = range.end - offset_bytes;
+            self.on_owner(shard, Work::Sync { offset_bytes, len_bytes })
+        });
+        let works: Vec<_> = works.collect();
+        let answers = join_all(works).await;
+        (answers.into_iter().fold(Ok(()), Result::and), end)
+    }
+
+    /// Flushes all members and has the position recorded; false if that failed.
+    async fn checkpoint(&self, position: u64) -> bool {
+        if self.flush().await.is_err() {
+            return false;
+        }
+        // A write may have left copies unequal below it during the flush.
+        let position = position.min(self.shared.resync_position_bytes());
+        self.shared.keeper().checkpoint_resync(position);
+        true
+    }
+
+    /// Ends the pass: true if that is done, one way or the other.
+    async fn finish_resync(&self, position: u64) -> bool {
+        if self.flush().await.is_err() {
+            return true;
+        }
+        if !self.shared.end_resync_step(position, IN_SYNC) {
+            return false;
+        }
+        self.shared.resync_completed();
+        self.shared.keeper().checkpoint_resync(IN_SYNC);
+        true
+    }
+
+    /// Makes the copies of a range within a shard equal, on its owner, piece by piece.
+    pub(super) async fn sync_shard(&self, offset_bytes: u64, len_bytes: u64) -> Answer {
+        let shard = self.shared.geometry().shard_of(offset_bytes);
+        let end = offset_bytes + len_bytes;
+        let mut at = offset_bytes;
+        while at < end {
+            let len = PIECE_BYTES.min(end - at);
+            let lock = self.locks.enter(shard, at..at + len);
+            lock.held().await;
+            self.check_not_failed()?;
+            let armed = Armed::new(&self.shared, at);
+            let result = self.copy_first_copy(at, len).await;
+            armed.disarm();
+            drop(lock);
+            result?;
+            at += len;
+        }
+        Ok(())
+    }
+
+    /// Copies the first copy of a range over the others; the range is held.
+    pub(super) async fn copy_first_copy(&self, offset_bytes: u64, len_bytes: u64) -> Answer {
+        let most = PIECE_BYTES.min(self.pool.max_block_bytes() as u64);
+        let end = offset_bytes + len_bytes;
+        let mut at = offset_bytes;
+        while at < end {
+            let extent = self.shared.geometry().extents(at, most.min(end - at)).next();
+            let Some(extent) = extent else { break };
+            self.copy_extent(at, &extent).await?;
+            at += extent.len_bytes;
+        }
+        Ok(())
+    }
+
+    async fn copy_extent(&self, offset_bytes: u64, extent: &Extent) -> Answer {
+        if extent.copies == 1 {
+            return Ok(());
+        }
+        let buffer = self.pool.allocate(extent.len_bytes as usize).ok_or(ArrayError::NotReady)?;
+        let source = extent.place(0);
+        let member = &self.members[source.slot];
+        let (result, buffer) = member.read(&self.shared, source.offset_bytes, buffer).await;
+        if result.is_err() {
+            drop(buffer);
+            return self.copy_block_by_block(offset_bytes, extent).await;
+        }
+        let data = buffer.freeze();
+        let is_zero = is_zero(&data);
+        let mut outcome = Outcome::default();
+        let writes = (1..extent.copies).map(|copy| {
+            let (place, data) = (extent.place(copy), data.clone());
+            let member = &self.members[place.slot];
+            async move {
+                if is_zero {
+                    let len = data.len() as u64;
+                    let zeroed = member.zero(&self.shared, place.offset_bytes, len, true).await;
+                    if !member.cannot_zero() {
+                        return zeroed;
+                    }
+                }
+                member.write(&self.shared, place.offset_bytes, data, false).await
+            }
+        });
+        fan_out(extent.copies - 1, writes, |result| outcome.add(result)).await;
+        self.synced(offset_bytes, &outcome)
+    }
+
+    /// The same where the first copy could not be read in one go: each block comes from the first
+    /// copy that can be read, and goes to all others. A block that none can read stays as it is.
+    async fn copy_block_by_block(&self, offset_bytes: u64, extent: &Extent) -> Answer {
+        let block_bytes = u64::from(self.block_bytes);
+        for from in (0..extent.len_bytes).step_by(self.block_bytes as usize) {
+            let mut buffer =
+                Some(self.pool.allocate(self.block_bytes as usize).ok_or(ArrayError::NotReady)?);
+            for copy in 0..extent.copies {
+                let Some(block) = buffer.take() else { break };
+                let place = extent.place(copy);
+                let member = &self.members[place.slot];
+                let (result, block) =
+                    member.read(&self.shared, place.offset_bytes + from, block).await;
+                if result.is_err() {
+                    buffer = Some(block);
+                    continue;
+                }
+                debug_assert_eq!(block.len() as u64, block_bytes);
+                let data = block.freeze();
+                let mut outcome = Outcome::default();
+                for other in (0..extent.copies).filter(|&other| other != copy) {
+                    let place = extent.place(other);
+                    let member = &self.members[place.slot];
+                    let at = place.offset_bytes + from;
+                    outcome.add(member.write(&self.shared, at, data.clone(), false).await);
+                }
+                self.synced(offset_bytes + from, &outcome)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn synced(&self, offset_bytes: u64, outcome: &Outcome) -> Answer {
+        match (outcome.failed(), outcome.no_space()) {
+            (Some(failed), _) => Err(self.fail_write(offset_bytes, failed)),
+            (None, Some(slot)) => Err(ArrayError::NoSpace { slot }),
+            (None, None) => Ok(()),
+        }
+    }
+}
+
+/// Whether all bytes are zero.
+fn is_zero(data: &[u8]) -> bool {
+    // In lines of 64 bytes without a branch inside, which the compiler vectorises.
+    data.chunks(64).all(|line| line.iter().fold(0, |all, byte| all | byte) == 0)
+}

@@ -147,7 +147,8 @@ pub enum CloseReason {
 /// Something that happened outside.
 #[derive(Debug, Clone)]
 pub enum Event {
-    /// The subsystem has changed; nothing happens on a discovery controller.
+    /// The subsystem has changed; nothing happens on a discovery controller. Its
+    /// limits must be those that the controller was made with: the host knows them.
     Subsystem(Arc<Subsystem>),
     /// The discovery service has changed; nothing happens on an I/O controller.
     Discovery(Arc<Discovery>),

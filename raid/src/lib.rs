@@ -12,3 +12,6 @@ pub mod drive;
 pub mod geometry;
 pub mod memory;
 pub mod mesh;
+
+#[cfg(test)]
+mod sim;

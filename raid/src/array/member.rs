@@ -4,7 +4,6 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::flush::SharedFlush;
 use super::shared::{MemberCounters, Shared};
 use crate::buffer::{Buffer, SharedBuffer};
 use crate::drive::{Drive, DriveError};
@@ -27,7 +26,6 @@ pub(super) struct Member<D> {
     next_sequential: Cell<u64>,
     /// The drive has said that it cannot zero.
     cannot_zero: Cell<bool>,
-    flush: SharedFlush,
 }
 
 impl<D: Drive> Member<D> {
@@ -40,7 +38,6 @@ impl<D: Drive> Member<D> {
             reads_under_way: Cell::new(0),
             next_sequential: Cell::new(u64::MAX),
             cannot_zero: Cell::new(false),
-            flush: SharedFlush::new(),
         }
     }
 
@@ -115,7 +112,7 @@ impl<D: Drive> Member<D> {
         Err(self.count_write(shared, error))
     }
 
-    /// A flush that starts from now on, shared with whoever else wants one.
+    /// A flush that starts from now on, shared with whoever else wants one, on any core.
     pub(super) async fn flush(&self, shared: &Shared) -> Result<(), MemberError> {
         if !self.has_volatile_cache {
             return Ok(());
@@ -126,7 +123,7 @@ impl<D: Drive> Member<D> {
                 self.count(shared, error, |counters| &counters.flushes);
             })
         };
-        let result = self.flush.run(flush).await;
+        let result = shared.member_flush(self.slot).run(flush).await;
         result.map_err(|error| MemberError { slot: self.slot, error })
     }
 

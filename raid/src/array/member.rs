@@ -8,6 +8,9 @@ use super::shared::{MemberCounters, Shared};
 use crate::buffer::{Buffer, SharedBuffer};
 use crate::drive::{Drive, DriveError};
 
+/// "Operation not supported".
+const EOPNOTSUPP: i32 = 95;
+
 /// What a member said no to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MemberError {
@@ -85,7 +88,14 @@ impl<D: Drive> Member<D> {
     ) -> Result<(), MemberError> {
         let fua = fua && self.has_volatile_cache;
         let result = self.drive.write(self.data_offset_bytes + offset_bytes, data, fua).await;
-        result.map_err(|error| self.count_write(shared, error))
+        result.map_err(|error| {
+            // A drive that does not support writing has failed; only zeroing may be unsupported.
+            let error = match error {
+                DriveError::Unsupported => DriveError::Io { errno: EOPNOTSUPP },
+                error => error,
+            };
+            self.count_write(shared, error)
+        })
     }
 
     /// As [`Drive::write_zeroes`]; that it is not supported is remembered, and not counted as an

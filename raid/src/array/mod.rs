@@ -34,6 +34,8 @@ mod member;
 mod progress;
 mod range_lock;
 mod resync;
+#[cfg(test)]
+mod resync_tests;
 mod shared;
 #[cfg(test)]
 mod tests;

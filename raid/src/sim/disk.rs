@@ -80,7 +80,7 @@ impl Faults {
         // What makes no sense for an operation is not injected into it.
         let fits = match plan.error {
             DriveError::NoSpace => matches!(kind, Kind::Write | Kind::Zero),
-            DriveError::Unsupported => kind == Kind::Zero,
+            DriveError::Unsupported => matches!(kind, Kind::Write | Kind::Zero),
             _ => true,
         };
         if call < plan.at_call || !fits || plan.only.is_some_and(|only| only != kind) {

@@ -187,7 +187,10 @@ impl Prospect {
             uuid: array.uuid,
             level: Some(level),
             chunk_bytes: (array.chunk_bytes > 0).then_some(array.chunk_bytes),
-            last_known: Vec::new(),
+            last_known: record
+                .iter()
+                .flat_map(|record| (0..).zip(record.members.iter().cloned()))
+                .collect(),
         };
         let new = NewArray {
             name: name.clone(),
@@ -252,7 +255,7 @@ impl Prospect {
         };
         let array = from_handle(name, handle, created)?;
         if let Some(state) = state {
-            state.remember(&array.name, array.uuid)?;
+            state.remember(&array.name, array.uuid, array.member_names())?;
         }
         if let Some(advice) = advice::assembly_advice(array.uuid) {
             tracing::warn!(array = array.name, "{advice}");
@@ -370,6 +373,14 @@ impl OpenArray {
         };
         let members = handle.members().iter().map(member).collect::<std::io::Result<_>>();
         members.map_err(|source| ArrayStartError::Descriptors { array: self.name.clone(), source })
+    }
+
+    /// The members' names by slot; none in memory.
+    pub fn member_names(&self) -> Vec<String> {
+        self.handle.as_ref().map_or_else(Vec::new, |handle| {
+            let handle = handle.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            handle.members().iter().map(|member| member.medium().identity().name()).collect()
+        })
     }
 
     /// Whether acknowledged writes may be in a volatile cache until a flush.

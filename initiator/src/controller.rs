@@ -86,16 +86,16 @@ impl Controller {
     ) -> Result<Self, Error> {
         let mut queue = Queue::connect(address, options.admin_depth, options).await?;
         let answer = connect_queue(&mut queue, 0, CNTLID_DYNAMIC, subnqn, options).await?;
-        if answer.response.authentication_required() {
+        if answer.authentication_required() {
             let problem = "the controller requires in-band authentication, which is not there yet";
             return Err(Error::Unsupported(problem.into()));
         }
-        let admin = IoQueue::start(queue, 0, answer.sq_flow_control_disabled);
+        let admin = IoQueue::start(queue, 0);
         let mut controller = Self {
             address,
             subnqn: subnqn.to_owned(),
             options: options.clone(),
-            cntlid: answer.response.cntlid(),
+            cntlid: answer.cntlid(),
             cap: Cap::default(),
             admin,
             identify: Box::default(),
@@ -363,8 +363,8 @@ impl Controller {
     /// # Errors
     /// More queues or entries than the controller has, or a failing connection or command.
     pub async fn io_queue(&self, depth: u16) -> Result<IoQueue, Error> {
-        let (queue, qid, disabled) = self.open_queue(depth).await?;
-        Ok(IoQueue::start(queue, qid, disabled))
+        let (queue, qid) = self.open_queue(depth).await?;
+        Ok(IoQueue::start(queue, qid))
     }
 
     /// Opens an I/O queue as an engine without a task.
@@ -375,7 +375,7 @@ impl Controller {
         Ok(self.open_queue(depth).await?.0)
     }
 
-    async fn open_queue(&self, depth: u16) -> Result<(Queue, u16, bool), Error> {
+    async fn open_queue(&self, depth: u16) -> Result<(Queue, u16), Error> {
         let depth = depth.max(1);
         // A queue of n entries holds n − 1 commands, and both fields are 0's based.
         if depth > self.cap.mqes() {
@@ -393,9 +393,9 @@ impl Controller {
         }
         let mut queue = Queue::connect(self.address, depth, &self.options).await?;
         let (subnqn, options) = (&self.subnqn, &self.options);
-        let answer = connect_queue(&mut queue, qid, self.cntlid, subnqn, options).await?;
+        connect_queue(&mut queue, qid, self.cntlid, subnqn, options).await?;
         queue.set_in_capsule_bytes(self.in_capsule_bytes());
-        Ok((queue, qid, answer.sq_flow_control_disabled))
+        Ok((queue, qid))
     }
 
     /// Opens a namespace over a new I/O queue.
@@ -496,12 +496,6 @@ impl Controller {
     }
 }
 
-/// What Connect gave.
-struct Connected {
-    response: ConnectResponse,
-    sq_flow_control_disabled: bool,
-}
-
 /// Sends Connect on a fresh queue.
 async fn connect_queue(
     queue: &mut Queue,
@@ -509,7 +503,7 @@ async fn connect_queue(
     cntlid: u16,
     subnqn: &str,
     options: &Options,
-) -> Result<Connected, Error> {
+) -> Result<ConnectResponse, Error> {
     let field = |name| nqn::to_field(name).map_err(|error| Error::Invalid(error.to_string()));
     let data = ConnectData {
         hostid: options.host.id().into_bytes(),
@@ -530,7 +524,7 @@ async fn connect_queue(
     let payload = Data::Write(Bytes::copy_from_slice(data.as_bytes()));
     let completion = queue.execute(sqe, payload, options.timeout).await?;
     completion.check("Connect")?;
-    let disabled = disable && completion.cqe.sqhd.get() == SQHD_NO_FLOW_CONTROL;
-    let response = ConnectResponse::from_raw(completion.cqe.dw0.get());
-    Ok(Connected { response, sq_flow_control_disabled: disabled })
+    let granted = completion.cqe.sqhd.get() == SQHD_NO_FLOW_CONTROL;
+    queue.set_sq_flow_control_disabled(disable && granted);
+    Ok(ConnectResponse::from_raw(completion.cqe.dw0.get()))
 }

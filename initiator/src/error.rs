@@ -81,6 +81,9 @@ pub enum Error {
     /// What was asked for is not possible with this controller or namespace.
     #[error("{0}")]
     Unsupported(String),
+    /// What was read is not what was written.
+    #[error("verification failed at {0}")]
+    Verification(String),
     /// The caller's mistake.
     #[error("{0}")]
     Invalid(String),

@@ -42,7 +42,8 @@ pub struct IoQueue {
 
 impl IoQueue {
     /// Starts the task that runs `queue`, on the current runtime.
-    pub(crate) fn start(queue: Queue, qid: u16, sq_flow_control_disabled: bool) -> Self {
+    pub(crate) fn start(queue: Queue, qid: u16) -> Self {
+        let sq_flow_control_disabled = queue.is_sq_flow_control_disabled();
         let slots = queue.free_slots() + queue.outstanding();
         let (requests, receiver) = mpsc::channel(slots);
         tokio::spawn(run(queue, receiver));

@@ -13,6 +13,7 @@
 use std::io::{self, IoSliceMut};
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -23,6 +24,7 @@ use raidfabric_protocol::tcp::encode::put_data_digest;
 use raidfabric_protocol::tcp::host::{self, CommandData, Event};
 use raidfabric_protocol::tcp::rules::R2tFields;
 use raidfabric_protocol::tcp::{DigestCheck, Digests, Negotiated};
+use rustix::net::RecvFlags;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
@@ -142,6 +144,7 @@ pub struct Queue {
     output_waits: bool,
     failed: Option<Error>,
     sqhd: u16,
+    sq_flow_control_disabled: bool,
 }
 
 impl Queue {
@@ -195,6 +198,7 @@ impl Queue {
             output_waits: false,
             failed: None,
             sqhd: 0,
+            sq_flow_control_disabled: false,
         };
         queue.machine.encode_icreq(queue.output.staging());
         within("ICReq", options.timeout, async {
@@ -233,6 +237,16 @@ impl Queue {
     /// Sets how much a command may carry in its capsule, in bytes; 0 for nothing.
     pub fn set_in_capsule_bytes(&mut self, bytes: usize) {
         self.in_capsule_bytes = bytes;
+    }
+
+    /// Whether SQ flow control is off: asked for and granted in Connect.
+    pub fn is_sq_flow_control_disabled(&self) -> bool {
+        self.sq_flow_control_disabled
+    }
+
+    /// Notes what Connect settled.
+    pub(crate) fn set_sq_flow_control_disabled(&mut self, disabled: bool) {
+        self.sq_flow_control_disabled = disabled;
     }
 
     /// Commands that may be submitted now.
@@ -319,36 +333,41 @@ impl Queue {
         }
     }
 
-    /// Waits until [`Queue::step`] has something to do: bytes have arrived, or the socket takes
-    /// what it would not take before. May return early. Cancel safe.
+    /// Waits until [`Queue::step`] has something to do. May return early. Cancel safe.
     ///
     /// # Errors
     /// The connection has failed.
     pub async fn ready(&self) -> Result<(), Error> {
-        // The engine reads and writes beside tokio's bookkeeping of readiness. These attempts
-        // clear what is stale, so that the next wait is a real one.
-        let would_block = || Err::<(), _>(io::ErrorKind::WouldBlock.into());
-        let mut interest = Interest::READABLE;
-        if self.output_waits {
-            interest |= Interest::WRITABLE;
+        std::future::poll_fn(|cx| self.poll_ready(cx)).await
+    }
+
+    /// Whether [`Queue::step`] has something to do: bytes have arrived, or the socket takes what
+    /// it would not take before. May say so early.
+    ///
+    /// # Errors
+    /// The connection has failed.
+    pub fn poll_ready(&self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        // The engine reads and writes beside tokio's bookkeeping of readiness, which is stale
+        // after that. The attempts here are made by tokio's rules and put it right, so that the
+        // wait is a real one.
+        if self.output_waits && self.stream.poll_write_ready(cx)?.is_ready() {
+            let would_block = || Err::<(), _>(io::ErrorKind::WouldBlock.into());
+            let _ = self.stream.try_io(Interest::WRITABLE, would_block);
+            return Poll::Ready(Ok(()));
         }
         let mut byte = [0u8; 1];
-        loop {
-            let ready = self.stream.ready(interest).await?;
-            if ready.is_writable() && self.output_waits {
-                let _ = self.stream.try_io(Interest::WRITABLE, would_block);
-                return Ok(());
-            }
+        while self.stream.poll_read_ready(cx)?.is_ready() {
             let peeked = self.stream.try_io(Interest::READABLE, || {
-                let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
+                let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
                 Ok(rustix::net::recv(&self.stream, &mut byte[..], flags).map(|_| ())?)
             });
             match peeked {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 // Data, the end, or an error that the next step will find.
-                _ => return Ok(()),
+                _ => return Poll::Ready(Ok(())),
             }
         }
+        Poll::Pending
     }
 
     /// Submits one command and waits for its completion. For a queue that is otherwise idle.

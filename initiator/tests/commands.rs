@@ -1,6 +1,8 @@
 //! The initiator against a small target over loopback: every command, every way to move data,
 //! and what each mistake of a controller becomes.
 
+#![allow(clippy::unwrap_used)]
+
 mod common;
 
 use std::sync::atomic::Ordering;

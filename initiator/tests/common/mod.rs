@@ -3,7 +3,8 @@
 //!
 //! It is no model of the real target: it knows just the commands that the tests send.
 
-#![allow(dead_code)] // Each test file uses its part.
+// Each test file uses its part, and what fails here is a broken test.
+#![allow(dead_code, clippy::unwrap_used)]
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -449,11 +450,13 @@ impl Connection {
         let knobs = &self.shared.knobs;
         Ok(match Cns::from_raw(cns) {
             Some(Cns::Controller) => {
-                let mut page = IdentifyController::default();
-                page.cntlid = (self.cntlid + u16::from(knobs.wrong_cntlid)).into();
-                page.mdts = 8;
-                page.ioccsz = (4 + knobs.in_capsule_bytes / 16).into();
-                page.iorcsz = 1.into();
+                let mut page = IdentifyController {
+                    cntlid: (self.cntlid + u16::from(knobs.wrong_cntlid)).into(),
+                    mdts: 8,
+                    ioccsz: (4 + knobs.in_capsule_bytes / 16).into(),
+                    iorcsz: 1.into(),
+                    ..IdentifyController::default()
+                };
                 page.sgls = page.sgls.with_support(1).with_offset(true).with_transport(true);
                 page.as_bytes().to_vec()
             }
@@ -465,10 +468,12 @@ impl Connection {
                 page
             }
             Some(Cns::Namespace) if nsid == 1 => {
-                let mut page = IdentifyNamespace::default();
-                page.nsze = knobs.blocks.into();
-                page.ncap = knobs.blocks.into();
-                page.nguid = NGUID;
+                let mut page = IdentifyNamespace {
+                    nsze: knobs.blocks.into(),
+                    ncap: knobs.blocks.into(),
+                    nguid: NGUID,
+                    ..IdentifyNamespace::default()
+                };
                 page.lbaf[0].lbads = knobs.block_bytes.trailing_zeros() as u8;
                 page.as_bytes().to_vec()
             }

@@ -74,8 +74,6 @@ pub fn wipe(medium: &impl Medium) -> io::Result<()> {
             }
         }
     }
-    // Whole blocks of 4096; what the end has beyond them is read as part of its last MiB
-    // and is less than a block of the drive only for files, whose size is rounded down.
     let len = size.min(BLANK_BYTES);
     let zeros = vec![0; usize::try_from(len).unwrap_or(0)];
     medium.write_durable(size - len, &zeros)?;
@@ -108,8 +106,12 @@ pub struct Found {
 /// files in `also`; what cannot be opened or read is passed over.
 #[must_use]
 pub fn find_members(array: Uuid, also: &[PathBuf]) -> Vec<Found> {
-    let names = std::fs::read_dir("/sys/class/block").into_iter().flatten().flatten();
-    let mut paths: Vec<_> = names.map(|e| Path::new("/dev").join(e.file_name())).collect();
+    // Not what has a medium to load, or only memory behind it.
+    let passed_over = ["sr", "fd", "ram", "zram"];
+    let devices = std::fs::read_dir("/sys/class/block").into_iter().flatten().flatten();
+    let names = devices.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let names = names.filter(|name| !passed_over.iter().any(|p| name.starts_with(p)));
+    let mut paths: Vec<_> = names.map(|name| Path::new("/dev").join(name)).collect();
     paths.sort();
     paths.extend(also.iter().cloned());
     let mut found: Vec<Found> = Vec::new();

@@ -238,7 +238,10 @@ pub enum AssembleError {
         expected: String,
     },
     /// Blank drives where an array was to be found.
-    #[error("{drives} hold no array", drives = list(.0))]
+    #[error(
+        "{drives} {hold} no array; name its drives, or create one",
+        drives = list(.0), hold = if .0.len() == 1 { "holds" } else { "hold" }
+    )]
     AllBlank(Vec<String>),
 }
 

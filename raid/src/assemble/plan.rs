@@ -2,14 +2,15 @@
 //!
 //! **Who is believed.** The highest event count rules, in whatever order the drives are
 //! given. A member counts if it is at most one event behind (md's margin), the newest
-//! superblock's role table gives it a slot, and it does not itself record the newest
-//! drive as failed. Two that record each other as failed have diverged, and nothing is
+//! superblock's role table gives it the slot that it claims, and it does not itself record
+//! the newest drive as failed. Where several are newest, that has to hold for each of them. Two that record each other as failed have diverged, and nothing is
 //! put together from them.
 
 use super::create::{CreatePlan, NewArray, plan_create};
 use super::error::{AssembleError, CreateError};
 use super::examine::Examined;
 use crate::device::signature::Contents;
+use crate::geometry as engine;
 use crate::metadata::private::PrivateArea;
 use crate::metadata::superblock::{Geometry, IN_SYNC, Role, Summary, Superblock};
 use crate::metadata::{Level, SECTOR_BYTES};
@@ -50,6 +51,18 @@ impl ArrayInfo {
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.geometry.array_bytes()
+    }
+
+    /// The shape as the engine has it.
+    ///
+    /// # Errors
+    /// If it is one that the engine does not have (a level recognised only).
+    pub fn engine_geometry(&self) -> Result<engine::Geometry, engine::GeometryError> {
+        let Geometry { level, members, chunk_bytes, component_bytes } = self.geometry;
+        let none = engine::GeometryError::Component { component_bytes };
+        let level = engine::Level::try_from(level).map_err(|()| none)?;
+        let chunk_bytes = u32::try_from(chunk_bytes).map_err(|_| none)?;
+        engine::Geometry::new(level, members, chunk_bytes, component_bytes)
     }
 
     /// The name without the home host.
@@ -314,11 +327,17 @@ fn fill_slots<'a, 'b>(
 ) -> Result<(Slots<'a, 'b>, Vec<&'a Candidate<'b>>), AssembleError> {
     let mut slots: Slots<'_, '_> = vec![None; geometry.members];
     let mut rest = Vec::new();
+    let events = newest.superblock.events();
+    let is_newest = |c: &&Candidate<'_>| c.is_active() && c.superblock.events() == events;
+    let newest: Vec<_> = candidates.iter().filter(is_newest).collect();
     for candidate in candidates {
         let superblock = candidate.superblock;
-        let role = newest.superblock.role_of(superblock.device_number());
-        let current = superblock.events().saturating_add(1) >= newest.superblock.events();
-        let agrees = superblock.own_role() == role && !candidate.deems_failed(newest);
+        let role = superblock.own_role();
+        let current = superblock.events().saturating_add(1) >= events;
+        let agrees = newest.iter().all(|newest| {
+            newest.superblock.role_of(superblock.device_number()) == role
+                && !candidate.deems_failed(newest)
+        });
         let place = match role {
             Role::Active(slot) if current && agrees => slots.get_mut(usize::from(slot)),
             _ => None,

@@ -345,7 +345,7 @@ fn members_are_told_from_strangers() {
     assert!(refusal(&array, &wrong).contains("and not of array 00000000:00000000:"));
     let blank = look(&blank(2, true));
     assert!(refusal(&blank, &wrong).starts_with("none of the drives belongs to array"));
-    assert!(refusal(&blank, &any).ends_with("hold no array"));
+    assert!(refusal(&blank, &any).starts_with("drive-0 and drive-1 hold no array"));
     let partly = [array[0].clone(), blank[0].clone()];
     let text = refusal(&partly, &any);
     assert!(text.starts_with("drive-0 is blank, but drive-0 belongs to array"), "{text}");
@@ -579,5 +579,95 @@ fn wiping_makes_blank_and_a_crash_in_it_leaves_no_array() {
         plan_assemble(&look(&image), &Expected::default()).unwrap_err();
         wipe(&image[0]).unwrap();
         assert_eq!(look(&image)[0].contents, crate::device::signature::Contents::Blank);
+    }
+}
+
+/// Four superblocks of one RAID 10, to be changed at will.
+fn four() -> Vec<Examined> {
+    let drives = blank(4, true);
+    create_on(&drives, Level::Raid10);
+    look(&drives)
+}
+
+proptest::proptest! {
+    /// Whatever the superblocks say, in whatever order: an array is put together only from
+    /// drives that fit, and the order makes no difference.
+    #[test]
+    fn only_what_fits_is_put_together(
+        // Events behind the highest, a role table's entry that is changed, and to what.
+        changes in proptest::collection::vec(
+            (0u64..3, 0usize..12, proptest::sample::select(vec![0u16, 1, 2, 3, 4, 0xffff, 0xfffe])),
+            4,
+        ),
+        order in proptest::sample::subsequence(vec![0usize, 1, 2, 3], 3..=4),
+        rotation in 0usize..4,
+    ) {
+        let mut drives = four();
+        for (drive, (behind, entry, role)) in drives.iter_mut().zip(changes) {
+            let crate::device::signature::Contents::Md(superblock) = &mut drive.contents else {
+                panic!("a member");
+            };
+            **superblock = superblock.patched(EVENTS, &(9 - behind).to_le_bytes());
+            // Most changes hit none of the entries that matter.
+            if entry < 4 {
+                **superblock = superblock.patched(ROLES + 2 * entry, &role.to_le_bytes());
+            }
+        }
+        let mut chosen: Vec<_> = order.iter().map(|i| drives[*i].clone()).collect();
+        let first = plan_assemble(&chosen, &Expected::default());
+        let names = |plan: &AssemblyPlan, drives: &[Examined]| -> Vec<String> {
+            plan.order.iter().map(|i| drives[*i].name.clone()).collect()
+        };
+        let before = first.as_ref().ok().map(|plan| (names(plan, &chosen), plan.info.clone()));
+        if let Ok(plan) = &first {
+            proptest::prop_assert_eq!(plan.order.len(), 4);
+            let members: Vec<_> =
+                plan.order.iter().map(|i| chosen[*i].superblock().unwrap()).collect();
+            let highest = members.iter().map(|s| s.events()).max().unwrap();
+            for (slot, member) in (0u16..).zip(&members) {
+                let role = crate::metadata::superblock::Role::Active(slot);
+                proptest::prop_assert_eq!(member.own_role(), role);
+                proptest::prop_assert!(member.events() + 1 >= highest);
+            }
+        }
+        let middle = rotation % chosen.len();
+        chosen.rotate_left(middle);
+        let second = plan_assemble(&chosen, &Expected::default());
+        let after = second.as_ref().ok().map(|plan| (names(plan, &chosen), plan.info.clone()));
+        proptest::prop_assert_eq!(before, after);
+        chosen.reverse();
+        let third = plan_assemble(&chosen, &Expected::default());
+        proptest::prop_assert_eq!(third.is_ok(), first.is_ok());
+    }
+
+    /// The superblock's arithmetic and the engine's are the same.
+    #[test]
+    fn the_engine_has_the_same_shape(
+        level in 0usize..3,
+        members in 2usize..=128,
+        chunk_shift in 12u32..=20,
+        component_mib in 1u64..1 << 30,
+    ) {
+        let level = [Level::Raid0, Level::Raid1, Level::Raid10][level];
+        let chunk_bytes = if level == Level::Raid1 { 0 } else { 1 << chunk_shift };
+        let component_bytes = component_mib * MIB;
+        let geometry =
+            crate::metadata::superblock::Geometry { level, members, chunk_bytes, component_bytes };
+        let info = ArrayInfo {
+            uuid: uuid::Uuid::nil(),
+            set_name: "box:fast".into(),
+            geometry,
+            events: 0,
+            resync_from_bytes: None,
+            md_block_bytes: 0,
+        };
+        proptest::prop_assert_eq!(info.short_name(), "fast");
+        if let Ok(engine) = info.engine_geometry() {
+            proptest::prop_assert_eq!(engine.capacity_bytes(), info.size_bytes());
+            proptest::prop_assert_eq!(engine.component_bytes(), component_bytes);
+            proptest::prop_assert_eq!(Level::from(engine.level()), level);
+        } else {
+            proptest::prop_assert!(info.size_bytes() >= 1 << 63);
+        }
     }
 }

@@ -42,7 +42,8 @@ use thiserror::Error;
 
 /// Synchronous access to a drive's metadata: what assembly and superblock updates need.
 ///
-/// Offsets and lengths of writes are multiples of 4096; reads may be any.
+/// Offsets and lengths of writes are multiples of the drive's block, as those of 4096
+/// always are; reads may be any.
 pub trait Medium {
     /// What to call the drive in messages.
     fn name(&self) -> String;
@@ -97,14 +98,14 @@ impl<M: Medium + ?Sized> Medium for &M {
 pub enum DeviceError {
     /// No such path.
     #[error(
-        "{path:?}: there is no such drive or file; check the path and that the drive is plugged in"
+        "{path}: there is no such drive or file; check the path and that the drive is plugged in"
     )]
     NotFound {
         /// As given.
         path: PathBuf,
     },
     /// Neither a block device nor a regular file.
-    #[error("{path:?}: this is {what}; a member is a block device or a regular file")]
+    #[error("{path}: this is {what}; a member is a block device or a regular file")]
     NotADrive {
         /// As given.
         path: PathBuf,
@@ -113,20 +114,20 @@ pub enum DeviceError {
     },
     /// The process may not.
     #[error(
-        "{path:?}: permission denied; run as root, or as a member of the group that owns the drive"
+        "{path}: permission denied; run as root, or as a member of the group that owns the drive"
     )]
     Permission {
         /// As given.
         path: PathBuf,
     },
     /// The drive or its file system only reads.
-    #[error("{path:?}: it is read-only; a member must be writable")]
+    #[error("{path}: it is read-only; a member must be writable")]
     ReadOnly {
         /// As given.
         path: PathBuf,
     },
     /// Somebody else has it.
-    #[error("{path:?}: it is in use by {holder}; {cure}", cure = .holder.cure())]
+    #[error("{path}: it is in use by {holder}; {cure}", cure = .holder.cure())]
     Busy {
         /// As given.
         path: PathBuf,
@@ -135,7 +136,7 @@ pub enum DeviceError {
     },
     /// tmpfs before Linux 6.6, some FUSE file systems.
     #[error(
-        "{path:?}: its file system does not support direct I/O (O_DIRECT), as tmpfs does not; \
+        "{path}: its file system does not support direct I/O (O_DIRECT), as tmpfs does not; \
          put the file on ext4, XFS or btrfs"
     )]
     NoDirectIo {
@@ -143,7 +144,7 @@ pub enum DeviceError {
         path: PathBuf,
     },
     /// Blocks larger than a superblock.
-    #[error("{path:?}: its blocks have {bytes} bytes; up to 4096 are supported")]
+    #[error("{path}: its blocks have {bytes} bytes; up to 4096 are supported")]
     BlockSize {
         /// As given.
         path: PathBuf,
@@ -151,7 +152,7 @@ pub enum DeviceError {
         bytes: u64,
     },
     /// `/proc` is missing.
-    #[error("{path:?}: cannot be reopened through /proc/self/fd ({source}); mount /proc")]
+    #[error("{path}: cannot be reopened through /proc/self/fd ({source}); mount /proc")]
     Reopen {
         /// As given.
         path: PathBuf,
@@ -159,7 +160,7 @@ pub enum DeviceError {
         source: io::Error,
     },
     /// Anything else.
-    #[error("{path:?}: {doing} failed: {source}; see the kernel's log (dmesg)")]
+    #[error("{path}: {doing} failed: {source}; see the kernel's log (dmesg)")]
     Io {
         /// As given.
         path: PathBuf,

@@ -33,6 +33,9 @@ pub struct Patience<'a> {
 /// How often a held drive is tried again.
 const RETRY: Duration = Duration::from_millis(50);
 
+/// How long udev may look at a block device.
+const UDEV_LIMIT: Duration = Duration::from_secs(1);
+
 /// The largest block that superblocks and headers can be written in.
 const MAX_BLOCK_BYTES: u64 = 4096;
 
@@ -62,13 +65,17 @@ pub struct OpenDevice {
     rotational: bool,
 }
 
-/// Opens a drive without waiting for anybody.
+/// Opens a drive without waiting for anybody (but udev, which looks at a block device
+/// for a moment whenever it appears or was written to).
 ///
 /// # Errors
 /// Says what is wrong with the drive, or who has it.
 pub fn open(path: &Path, intent: Intent) -> Result<OpenDevice, DeviceError> {
-    let patience = Patience { limit: Duration::ZERO, notify: &mut |_| {} };
-    open_patiently(path, intent, patience)
+    let limit = match find(path)? {
+        Kind::Block { .. } => UDEV_LIMIT,
+        Kind::File { .. } => Duration::ZERO,
+    };
+    open_patiently(path, intent, Patience { limit, notify: &mut |_| {} })
 }
 
 /// Opens a drive; while another process has it (a predecessor that was killed and whose
@@ -395,7 +402,11 @@ impl Medium for OpenDevice {
         if !matches!(self.identity.kind, Kind::File { .. }) {
             return Ok(false);
         }
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        // A sparse file stays sparse, and one whose space is reserved keeps it.
+        let stat = rustix::fs::fstat(&self.descriptors.io)?;
+        let reserved = u64::try_from(stat.st_blocks).unwrap_or(0) * 512 >= self.size_bytes;
+        let how = if reserved { FallocateFlags::ZERO_RANGE } else { FallocateFlags::PUNCH_HOLE };
+        let flags = how | FallocateFlags::KEEP_SIZE;
         match rustix::fs::fallocate(&self.descriptors.io, flags, offset_bytes, len_bytes) {
             Ok(()) => {}
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(false),

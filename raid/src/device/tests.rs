@@ -60,6 +60,29 @@ fn reads_and_writes_at_any_place() {
 }
 
 #[test]
+fn zeroing_keeps_reserved_space_and_holes() {
+    use std::os::linux::fs::MetadataExt;
+    let dir = directory();
+    let blocks = |path: &Path| fs::metadata(path).unwrap().st_blocks();
+    let sparse = own(&file(dir.path(), "sparse")).unwrap();
+    sparse.write_durable(MIB, &[1; 4096]).unwrap();
+    assert!(blocks(sparse.path()) > 0);
+    assert!(sparse.zero_cheaply(0, 2 * MIB).unwrap());
+    assert_eq!(blocks(sparse.path()), 0);
+
+    let reserved = file(dir.path(), "reserved");
+    fs::write(&reserved, vec![1; 2 * MIB as usize]).unwrap();
+    let before = blocks(&reserved);
+    let reserved = own(&reserved).unwrap();
+    if reserved.zero_cheaply(0, 2 * MIB).unwrap() {
+        assert_eq!(blocks(reserved.path()), before);
+        let mut all = vec![1; 2 * MIB as usize];
+        reserved.read_at(0, &mut all).unwrap();
+        assert!(all.iter().all(|b| *b == 0));
+    }
+}
+
+#[test]
 fn a_second_owner_is_shut_out_while_any_descriptor_lives() {
     let dir = directory();
     let path = file(dir.path(), "drive");

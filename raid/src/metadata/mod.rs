@@ -81,6 +81,30 @@ impl Level {
     }
 }
 
+impl TryFrom<Level> for crate::geometry::Level {
+    type Error = ();
+
+    /// The engine's level; not for those that are recognised only.
+    fn try_from(level: Level) -> Result<Self, ()> {
+        match level {
+            Level::Raid0 => Ok(Self::Raid0),
+            Level::Raid1 => Ok(Self::Raid1),
+            Level::Raid10 => Ok(Self::Raid10),
+            Level::Raid5 | Level::Raid6 => Err(()),
+        }
+    }
+}
+
+impl From<crate::geometry::Level> for Level {
+    fn from(level: crate::geometry::Level) -> Self {
+        match level {
+            crate::geometry::Level::Raid0 => Self::Raid0,
+            crate::geometry::Level::Raid1 => Self::Raid1,
+            crate::geometry::Level::Raid10 => Self::Raid10,
+        }
+    }
+}
+
 impl std::fmt::Display for Level {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "RAID {}", self.number())

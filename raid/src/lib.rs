@@ -1,17 +1,20 @@
-//! The RAID engine: geometry, members and arrays.
+//! The RAID engine: geometry, on-disk metadata, members and arrays.
 //!
 //! It knows nothing of networks, runs on any executor, spawns nothing, and reaches storage only
-//! through [`drive::Drive`].
+//! through [`drive::Drive`] (data) and [`device::Medium`] (metadata).
 
 #![deny(unsafe_code)]
 
 pub mod array;
+pub mod assemble;
 #[allow(unsafe_code)]
 pub mod buffer;
+pub mod device;
 pub mod drive;
 pub mod geometry;
 pub mod memory;
 pub mod mesh;
+pub mod metadata;
 
 #[cfg(test)]
 mod sim;

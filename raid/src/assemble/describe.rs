@@ -1,0 +1,135 @@
+//! What a drive holds, for people; drives found by their array; and wiping one.
+
+use super::error::AssembleError;
+use super::examine::examine;
+use crate::device::signature::{BLANK_BYTES, Contents};
+use crate::device::{DeviceError, Identity, Intent, Medium, open};
+use crate::metadata::private::{Copy, header_offset_bytes};
+use crate::metadata::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET_BYTES, Summary, Superblock};
+use std::io;
+use std::path::{Path, PathBuf};
+use uuid::Uuid;
+
+/// What is to be said of a drive before it is overwritten.
+#[derive(Debug, Clone)]
+pub struct Description {
+    /// Its names, with serial number and model.
+    pub identity: Identity,
+    /// Its size.
+    pub size_bytes: u64,
+    /// What it holds now.
+    pub contents: Contents,
+}
+
+impl std::fmt::Display for Description {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let gib = self.size_bytes as f64 / f64::from(1u32 << 30);
+        write!(f, "{}: {gib:.2} GiB", self.identity)?;
+        if let Some(model) = &self.identity.model {
+            write!(f, ", {model}")?;
+        }
+        write!(f, ", holds {}", self.contents)
+    }
+}
+
+/// Looks at a drive without taking it, read-only.
+///
+/// # Errors
+/// If it cannot be opened or read.
+pub fn describe(path: &Path) -> Result<Description, DeviceError> {
+    let device = open(path, Intent::Examine)?;
+    let examined = examine(&device).map_err(|error| DeviceError::Io {
+        path: path.to_owned(),
+        doing: "reading it",
+        source: match error {
+            AssembleError::Unreadable { source, .. } => source,
+            other => io::Error::other(other.to_string()),
+        },
+    })?;
+    Ok(Description {
+        identity: device.identity().clone(),
+        size_bytes: device.size_bytes(),
+        contents: examined.contents,
+    })
+}
+
+/// Makes a drive blank: the superblock, then the private headers, then everything in the
+/// first and last MiB. Not the data.
+///
+/// # Errors
+/// The drive's; it then has no array's superblock any more, or is unchanged.
+pub fn wipe(medium: &impl Medium) -> io::Result<()> {
+    let mut block = [0; SUPERBLOCK_BYTES];
+    let size = medium.size_bytes();
+    let zeros = vec![0; 4096];
+    if size >= SUPERBLOCK_OFFSET_BYTES + 4096 {
+        medium.read_at(SUPERBLOCK_OFFSET_BYTES, &mut block)?;
+        medium.write_durable(SUPERBLOCK_OFFSET_BYTES, &zeros)?;
+    }
+    if let Ok(superblock) = Superblock::parse(&block) {
+        for copy in Copy::ALL {
+            let offset = header_offset_bytes(superblock.data_offset_bytes(), copy);
+            if let Some(offset) = offset.filter(|o| o.saturating_add(4096) <= size) {
+                wipe_header(medium, offset, &zeros)?;
+            }
+        }
+    }
+    let len = size.min(BLANK_BYTES);
+    let zeros = vec![0; usize::try_from(len).unwrap_or(0)];
+    medium.write_durable(size - len, &zeros)?;
+    medium.write_durable(0, &zeros)
+}
+
+/// Zeroes a block only if it is one of our headers: on an array that md made, data or
+/// md's own structures may be there.
+fn wipe_header(medium: &impl Medium, offset_bytes: u64, zeros: &[u8]) -> io::Result<()> {
+    let mut block = [0; 4096];
+    medium.read_at(offset_bytes, &mut block)?;
+    if crate::metadata::private::Header::parse(&block).is_ok() {
+        medium.write_durable(offset_bytes, zeros)?;
+    }
+    Ok(())
+}
+
+/// A drive that says that it belongs to an array.
+#[derive(Debug, Clone)]
+pub struct Found {
+    /// Where: the by-id name if there is one.
+    pub path: PathBuf,
+    /// Its names.
+    pub identity: Identity,
+    /// What it says that it is.
+    pub summary: Summary,
+}
+
+/// Looks for an array's drives by UUID, on all block devices of this host and on the
+/// files in `also`; what cannot be opened or read is passed over.
+#[must_use]
+pub fn find_members(array: Uuid, also: &[PathBuf]) -> Vec<Found> {
+    // Not what has a medium to load, or only memory behind it.
+    let passed_over = ["sr", "fd", "ram", "zram"];
+    let devices = std::fs::read_dir("/sys/class/block").into_iter().flatten().flatten();
+    let names = devices.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let names = names.filter(|name| !passed_over.iter().any(|p| name.starts_with(p)));
+    let mut paths: Vec<_> = names.map(|name| Path::new("/dev").join(name)).collect();
+    paths.sort();
+    paths.extend(also.iter().cloned());
+    let mut found: Vec<Found> = Vec::new();
+    for path in paths {
+        let Some(new) = find_member(&path, array) else { continue };
+        if !found.iter().any(|f| f.identity.kind == new.identity.kind) {
+            found.push(new);
+        }
+    }
+    found
+}
+
+fn find_member(path: &Path, array: Uuid) -> Option<Found> {
+    let device = open(path, Intent::Examine).ok()?;
+    let mut block = [0; SUPERBLOCK_BYTES];
+    device.read_at(SUPERBLOCK_OFFSET_BYTES, &mut block).ok()?;
+    let superblock = Superblock::parse(&block).ok().filter(|s| s.array_uuid() == array)?;
+    let identity = device.identity().clone();
+    let path = identity.by_id.clone().unwrap_or_else(|| path.to_owned());
+    Some(Found { path, identity, summary: Summary::from(&superblock) })
+}

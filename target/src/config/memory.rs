@@ -1,0 +1,121 @@
+//! How much memory the daemon can come to use, as a formula.
+//!
+//! Nothing on the data path allocates beyond the budgets below, so that the sum is a
+//! bound and not an estimate. `check` prints it with the numbers filled in. A
+//! connection is admitted only if the minimum it is guaranteed still fits in its
+//! core's budgets; that is what bounds the number of connections.
+
+use super::types::Config;
+use super::units::format_bytes;
+
+/// Received bytes that a connection may hold before they are consumed.
+pub const RECEIVE_BUFFER_BYTES: u64 = 64 << 10;
+/// Headers and replies that a connection may have waiting to be sent.
+pub const SEND_BUFFER_BYTES: u64 = 128 << 10;
+/// What of the transfer budget each connection is guaranteed: a longer command of a connection
+/// that gets no more goes through it in pieces.
+pub const TRANSFER_MINIMUM_BYTES: u64 = 64 << 10;
+/// State of one outstanding command.
+pub const COMMAND_SLOT_BYTES: u64 = 256;
+/// The program itself, its threads' stacks, the control plane, and the kernel's rings
+/// that are charged to it.
+pub const BASE_BYTES: u64 = 32 << 20;
+/// Inline data that every admin queue must be able to take, whatever `in_capsule`
+/// says (8 KiB, as hosts assume).
+pub const ADMIN_CAPSULE_BYTES: u64 = 8 << 10;
+
+/// The terms of the bound, all in bytes except the counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bound {
+    /// Data cores.
+    pub cores: u64,
+    /// Capsule budget of each core.
+    pub capsule_bytes: u64,
+    /// Transfer budget of each core.
+    pub transfer_bytes: u64,
+    /// What of the capsule budget each connection is guaranteed.
+    pub capsule_minimum_bytes: u64,
+    /// What of the transfer budget each connection is guaranteed.
+    pub transfer_minimum_bytes: u64,
+    /// Connections that one core admits.
+    pub connections_per_core: u64,
+    /// What each connection holds beside the budgets.
+    pub connection_bytes: u64,
+    /// Members in memory, for tests and benchmarks.
+    pub memory_members_bytes: u64,
+}
+
+impl Bound {
+    /// The bound of a configuration on this many data cores.
+    pub fn new(config: &Config, cores: usize) -> Bound {
+        let capsule_minimum_bytes = Bound::capsule_block_bytes(config);
+        let transfer_minimum_bytes = TRANSFER_MINIMUM_BYTES;
+        let (capsule_bytes, transfer_bytes) =
+            (config.memory.capsule_bytes, config.memory.transfer_bytes);
+        let members = config.arrays.iter().flat_map(|array| &array.members);
+        Bound {
+            cores: cores as u64,
+            capsule_bytes,
+            transfer_bytes,
+            capsule_minimum_bytes,
+            transfer_minimum_bytes,
+            connections_per_core: (capsule_bytes / capsule_minimum_bytes)
+                .min(transfer_bytes / transfer_minimum_bytes),
+            connection_bytes: RECEIVE_BUFFER_BYTES
+                + SEND_BUFFER_BYTES
+                + COMMAND_SLOT_BYTES * (u64::from(config.limits.queue_depth) + 1),
+            memory_members_bytes: members
+                .map(|member| match member {
+                    super::Member::Memory { size_bytes } => *size_bytes,
+                    _ => 0,
+                })
+                .fold(0, u64::saturating_add),
+        }
+    }
+
+    /// The size of the blocks in which capsule memory is handed out.
+    pub fn capsule_block_bytes(config: &Config) -> u64 {
+        u64::from(config.limits.in_capsule_bytes).max(ADMIN_CAPSULE_BYTES).next_power_of_two()
+    }
+
+    /// The sum.
+    pub fn total_bytes(&self) -> u64 {
+        let per_connection = self.connections_per_core.saturating_mul(self.connection_bytes);
+        let per_core = self.capsule_bytes + self.transfer_bytes;
+        self.cores
+            .saturating_mul(per_core.saturating_add(per_connection))
+            .saturating_add(BASE_BYTES)
+            .saturating_add(self.memory_members_bytes)
+    }
+}
+
+impl std::fmt::Display for Bound {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let size = format_bytes;
+        writeln!(f, "memory: at most {}", size(self.total_bytes()))?;
+        writeln!(
+            f,
+            "  = cores × (capsule + transfer + connections × per connection) + base{}",
+            if self.memory_members_bytes > 0 { " + members in memory" } else { "" }
+        )?;
+        write!(
+            f,
+            "  = {} × ({} + {} + {} × {}) + {}",
+            self.cores,
+            size(self.capsule_bytes),
+            size(self.transfer_bytes),
+            self.connections_per_core,
+            size(self.connection_bytes),
+            size(BASE_BYTES),
+        )?;
+        if self.memory_members_bytes > 0 {
+            write!(f, " + {}", size(self.memory_members_bytes))?;
+        }
+        write!(
+            f,
+            "\n  connections per core = the fewer of capsule / {} and transfer / {}",
+            size(self.capsule_minimum_bytes),
+            size(self.transfer_minimum_bytes),
+        )
+    }
+}

@@ -1,0 +1,39 @@
+//! One operation on the ring: an entry for the kernel, and what must outlive it.
+//!
+//! Invariant: the entry points only at memory that `Kept` owns through a stable pointer, and names
+//! only a descriptor that `Kept` holds open. tokio-uring keeps `Kept` until the kernel has
+//! completed the operation, also when the future is dropped before, which makes both sound.
+
+use std::future::Future;
+use std::io;
+
+use io_uring::{cqueue, squeue};
+use tokio_uring::{OneshotOutputTransform, UnsubmittedOneshot};
+
+/// Hands back what was kept, with the kernel's answer.
+struct GiveBack<Kept>(std::marker::PhantomData<Kept>);
+
+impl<Kept> OneshotOutputTransform for GiveBack<Kept> {
+    type Output = (io::Result<usize>, Kept);
+    type StoredData = Kept;
+
+    fn transform_oneshot_output(self, kept: Kept, entry: cqueue::Entry) -> Self::Output {
+        let answer = entry.result();
+        let result = if answer >= 0 {
+            Ok(answer as usize)
+        } else {
+            Err(io::Error::from_raw_os_error(-answer))
+        };
+        (result, kept)
+    }
+}
+
+/// Queues the operation for the core's next submission, and waits for its completion.
+///
+/// The caller upholds the module's invariant for `entry` and `kept`.
+pub(super) fn submit<Kept: Unpin + 'static>(
+    kept: Kept,
+    entry: squeue::Entry,
+) -> impl Future<Output = (io::Result<usize>, Kept)> {
+    UnsubmittedOneshot::new(kept, GiveBack(std::marker::PhantomData), entry).submit()
+}

@@ -273,11 +273,13 @@ impl Queue {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
+        let Ok(bytes) = u32::try_from(data.len()) else {
+            return Err(Error::Invalid("a command's data is at most 4 GiB".into()));
+        };
         let Some(cid) = self.free.pop() else {
             return Err(Error::Invalid("all slots of the queue are in use".into()));
         };
         sqe.cid = cid.into();
-        let bytes = data.len() as u32;
         let in_capsule = matches!(&data, Data::Write(payload)
             if payload.len() <= self.in_capsule_bytes && !payload.is_empty());
         let kind = match &data {

@@ -55,6 +55,7 @@ pub struct Association {
     /// Something happened that the admin connection has to look at.
     pub changed: Notify,
     connections: Mutex<Vec<(u16, Arc<TcpStream>)>>,
+    shutdowns: AtomicU64,
 }
 
 /// What one core has done for one subsystem. Written by that core only.
@@ -222,6 +223,7 @@ impl Registry {
             controller: Mutex::new(controller),
             changed: Notify::new(),
             connections: Mutex::new(vec![(0, Arc::clone(origin.stream))]),
+            shutdowns: AtomicU64::new(0),
         });
         live.controllers.insert(cntlid, Arc::clone(&association));
         Ok(Connected { queue: Queue::Admin(association), grant, cntlid })
@@ -311,6 +313,20 @@ impl Association {
     /// The controller.
     pub fn controller(&self) -> MutexGuard<'_, Controller> {
         lock(&self.controller)
+    }
+
+    /// A shutdown of the controller begins; returns its number.
+    pub fn begin_shutdown(&self) -> u64 {
+        self.shutdowns.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// What the shutdown with this number had to do is done. A reset may have ended that one, and
+    /// another may have begun, which must not count as done.
+    pub fn end_shutdown(&self, number: u64) {
+        let mut controller = self.controller();
+        if self.shutdowns.load(Ordering::Relaxed) == number {
+            controller.handle_shutdown_done();
+        }
     }
 
     /// I/O connections there are.

@@ -348,6 +348,8 @@ impl Rules {
         })
     }
 
+    /// That DATAO and DATAL are multiples of four is not demanded: commands exist whose data is
+    /// not, and nothing here depends on it.
     #[inline]
     fn h2c_data(&self, wire: &H2cData, payload_bytes: u32) -> Result<H2cDataFields, Fault> {
         let datal = wire.datal.get();

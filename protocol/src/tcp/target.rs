@@ -213,6 +213,9 @@ pub struct Connection {
     current: Current,
     transfers: Box<[Transfer]>,
     free: Vec<u16>,
+    /// Slots that have ever been used: the first ones, because free slots are taken lowest first
+    /// until all have been used.
+    touched: usize,
     /// Bits of a tag that hold the slot's number.
     slot_bits: u32,
 }
@@ -250,6 +253,7 @@ impl Connection {
             current: Current::Nothing,
             transfers: vec![idle; usize::from(count)].into_boxed_slice(),
             free: (0..count).rev().collect(),
+            touched: 0,
             slot_bits: u32::from(count).next_power_of_two().trailing_zeros(),
         })
     }
@@ -524,7 +528,8 @@ impl Connection {
         let range = R2tRefused::Range { offset: offset_bytes, length: length_bytes };
         let end = offset_bytes.checked_add(length_bytes).filter(|_| length_bytes > 0);
         let end = end.ok_or(range)?;
-        let outstanding = self.transfers.iter().filter(|t| t.outstanding && t.cid == cid);
+        let touched = self.transfers.iter().take(self.touched);
+        let outstanding = touched.filter(|transfer| transfer.outstanding && transfer.cid == cid);
         if outstanding.count() as u64 >= u64::from(limit) {
             return Err(R2tRefused::HostLimit { cid, limit });
         }
@@ -548,6 +553,7 @@ impl Connection {
             end,
             digest: DigestCheck::Ok,
         };
+        self.touched = self.touched.max(usize::from(slot) + 1);
         let fields = R2tFields { cccid: cid, ttag, r2to: offset_bytes, r2tl: length_bytes };
         self.encoder.r2t(&fields, out);
         Ok(ttag)

@@ -396,6 +396,28 @@ fn foreign_drives_are_refused_by_name() {
     assert!(error.starts_with("drive-0 is member 0 of 2 of the md array box:fast"), "{error}");
 }
 
+/// A configured UUID is one of an array that exists: blank drives are the wrong ones.
+#[test]
+fn nothing_is_created_in_the_place_of_an_array_that_has_a_uuid() {
+    let drives = blank(2, true);
+    let uuid = uuid::Uuid::from_u128(9);
+    let expected = Expected { uuid: Some(uuid), ..Expected::default() };
+    let refused = |drives: &[Examined]| {
+        decide(drives, &expected, &new_array(Level::Raid1)).unwrap_err().to_string()
+    };
+    assert!(refused(&look(&drives)).starts_with("none of the drives belongs to array"));
+    // Nor over what another creation has left.
+    drives[0].journal().borrow_mut().fail_after = Some(5);
+    let plan = plan_create(&look(&drives), &new_array(Level::Raid1)).unwrap();
+    create(&plan, drives.clone()).unwrap_err();
+    let left = look(&drives);
+    assert!(left[0].is_unfinished() && !left[1].is_unfinished());
+    assert!(refused(&left).contains("and not of array 00000000:00000000:00000000:00000009"));
+    // Without one they count as blank.
+    let decision = decide(&left, &Expected::default(), &new_array(Level::Raid1)).unwrap();
+    assert!(matches!(decision, Decision::Create(_)));
+}
+
 #[test]
 fn impossible_arrays_are_refused() {
     let error = |sizes: &[u64], level, chunk_bytes| {
@@ -602,9 +624,13 @@ fn wiping_reaches_signatures_beyond_the_first_mebibyte() {
 
 /// Four superblocks of one RAID 10, to be changed at will.
 fn four() -> Vec<Examined> {
-    let drives = blank(4, true);
-    create_on(&drives, Level::Raid10);
-    look(&drives)
+    static FOUR: std::sync::OnceLock<Vec<Examined>> = std::sync::OnceLock::new();
+    let make = || {
+        let drives = blank(4, true);
+        create_on(&drives, Level::Raid10);
+        look(&drives)
+    };
+    FOUR.get_or_init(make).clone()
 }
 
 proptest::proptest! {

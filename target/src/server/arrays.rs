@@ -257,7 +257,10 @@ impl Survey {
             uuid: array.uuid,
             level: Some(metadata_level(array.level)),
             chunk_bytes: (array.chunk_bytes > 0).then_some(array.chunk_bytes),
-            last_known: Vec::new(),
+            last_known: record
+                .iter()
+                .flat_map(|record| (0..).zip(record.members.iter().cloned()))
+                .collect(),
         };
         let decision =
             assemble::decide(&examined, &expected, &new_array(array, homehost)).map_err(
@@ -382,7 +385,7 @@ pub(super) fn settle(
     state: Option<&StateDirectory>,
 ) -> Result<OpenArray, ArrayStartError> {
     if let Some(state) = state {
-        state.remember(&array.name, array.uuid)?;
+        state.remember(&array.name, array.uuid, array.member_names())?;
     }
     if let Some(advice) = advice::assembly_advice(array.uuid) {
         tracing::warn!(array = array.name, "{advice}");
@@ -501,7 +504,7 @@ impl OpenArray {
         members.map_err(|source| ArrayStartError::Descriptors { array: self.name.clone(), source })
     }
 
-    /// The names of its drives, by slot; none in memory.
+    /// The members' names by slot, with their serial numbers, for people; none in memory.
     pub fn drive_names(&self) -> Vec<String> {
         let Some(handle) = &self.handle else { return Vec::new() };
         let handle = handle.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -509,6 +512,14 @@ impl OpenArray {
             raidfabric_raid::device::Medium::name(member.medium())
         };
         handle.members().iter().map(name).collect()
+    }
+
+    /// The members' names by slot; none in memory.
+    pub fn member_names(&self) -> Vec<String> {
+        self.handle.as_ref().map_or_else(Vec::new, |handle| {
+            let handle = handle.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            handle.members().iter().map(|member| member.medium().identity().name()).collect()
+        })
     }
 
     /// Whether acknowledged writes may be in a volatile cache until a flush.

@@ -274,7 +274,12 @@ fn mark_clean(array: &ServedArray, cores_ended: bool) -> Result<(), String> {
         return Err("writes to it were still under way".into());
     }
     let mut handle = handle.lock().unwrap_or_else(PoisonError::into_inner);
-    handle.mark_clean().map_err(|error| error.to_string())
+    // The position can have fallen since the last checkpoint.
+    let position_bytes = array.shared.resync_position_bytes();
+    handle
+        .checkpoint_resync(position_bytes)
+        .and_then(|()| handle.mark_clean())
+        .map_err(|error| error.to_string())
 }
 
 fn bind(config: &Config) -> Result<Vec<Listener>, StartError> {

@@ -1,6 +1,6 @@
 //! The state directory: what the daemon remembers of its arrays beside the drives themselves.
 //!
-//! One small file per array, with its UUID. It is written before an array is first served, and
+//! One small file per array, with its UUID and the names of its members. It is written before an array is first served, and
 //! replaced atomically. Its use: an array of which all listed drives turn out to be blank is
 //! created only if none of this name ever existed here; otherwise somebody has put in the wrong
 //! drives, and a new array would hide that.
@@ -27,6 +27,8 @@ pub struct Record {
     schema: String,
     /// The array's UUID, as in the superblocks of its members.
     pub uuid: Uuid,
+    /// The members' names by slot, as they were at the last start.
+    pub members: Vec<String>,
 }
 
 /// Why the state directory cannot be used.
@@ -101,9 +103,14 @@ impl StateDirectory {
     ///
     /// # Errors
     /// [`StateError::Io`]; the old record is still there then.
-    pub fn remember(&self, array: &str, uuid: Uuid) -> Result<(), StateError> {
+    pub fn remember(
+        &self,
+        array: &str,
+        uuid: Uuid,
+        members: Vec<String>,
+    ) -> Result<(), StateError> {
         let path = self.file(array);
-        let record = Record { schema: SCHEMA.to_owned(), uuid };
+        let record = Record { schema: SCHEMA.to_owned(), uuid, members };
         if self.record(array).ok().flatten().as_ref() == Some(&record) {
             return Ok(());
         }
@@ -135,10 +142,11 @@ mod tests {
         let state = StateDirectory::open(&directory.path().join("new")).unwrap();
         assert_eq!(state.record("fast").unwrap(), None);
         let (one, two) = (Uuid::from_u128(1), Uuid::from_u128(2));
-        state.remember("fast", one).unwrap();
+        state.remember("fast", one, vec!["a".into()]).unwrap();
         assert_eq!(state.record("fast").unwrap().unwrap().uuid, one);
-        state.remember("fast", two).unwrap();
-        assert_eq!(state.record("fast").unwrap().unwrap().uuid, two);
+        state.remember("fast", two, vec!["a".into(), "b".into()]).unwrap();
+        let record = state.record("fast").unwrap().unwrap();
+        assert_eq!((record.uuid, record.members.len()), (two, 2));
 
         fs::write(state.path_of("fast"), "{}").unwrap();
         let error = state.record("fast").unwrap_err().to_string();

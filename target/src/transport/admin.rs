@@ -119,10 +119,10 @@ pub(super) fn serve(
             let mut data = vec![0; length_bytes as usize];
             let (connection, completion) =
                 handle(command, association, sqe, Data::ToHost(&mut data));
+            look(&connection, association);
             if let Some(completion) = completion {
                 answer(&connection, completion, Some(data.into()));
             }
-            look(&connection, association);
         }
         Err(status) => command.complete(status),
     }
@@ -131,10 +131,11 @@ pub(super) fn serve(
 /// Serves an admin command that sends no data to the host.
 pub(super) fn finish(command: Command, association: &Arc<Association>, sqe: &Sqe, data: Data<'_>) {
     let (connection, completion) = handle(command, association, sqe, data);
+    // First what the command has set free, as the requests that an Abort or a reset ends.
+    look(&connection, association);
     if let Some(completion) = completion {
         answer(&connection, completion, None);
     }
-    look(&connection, association);
 }
 
 /// The controller's completion, unless it holds the command.
@@ -189,7 +190,11 @@ fn look(connection: &Rc<Connection>, association: &Arc<Association>) {
             Some(Effect::CloseIoQueues) => association.shut_down_io(),
             Some(Effect::Shutdown { flush }) => {
                 let (connection, association) = (Rc::clone(connection), Arc::clone(association));
-                runtime::spawn(async move { shut_down(&connection, &association, flush).await });
+                let number = association.begin_shutdown();
+                runtime::spawn(async move {
+                    shut_down(&connection, &association, flush).await;
+                    association.end_shutdown(number);
+                });
             }
             Some(Effect::CloseAssociation(reason)) => {
                 tracing::warn!(
@@ -217,7 +222,6 @@ async fn shut_down(connection: &Rc<Connection>, association: &Arc<Association>, 
             tracing::error!(peer = %connection.peer, %status, "flush at controller shutdown failed");
         }
     }
-    association.controller().handle_shutdown_done();
 }
 
 /// Looks after an association until its admin connection is gone.

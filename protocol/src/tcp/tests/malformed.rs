@@ -190,6 +190,29 @@ fn target_common_header() {
     cases.iter().for_each(|case| check_target(case, target_at_work));
 }
 
+/// What the first eight bytes give away is refused without waiting for more: a peer that claims a
+/// short PDU would never send more. Only what a header digest protects waits for the digest.
+#[test]
+fn eight_bytes_are_enough() {
+    let refused_early = |digests, offset: usize, value| {
+        let mut start = capsule(digests, 2, &[]);
+        start.truncate(8);
+        start[offset] = value;
+        refused(&mut target_at_work(digests), &start, 8).is_some()
+    };
+    for (digests, hdgst) in [(NONE, 0), (BOTH, 1)] {
+        assert!(refused_early(digests, 0, 8));
+        assert!(refused_early(digests, 1, 1 - hdgst));
+        assert!(refused_early(digests, 2, 71));
+        assert!(refused_early(digests, 4, 71));
+        assert!(!refused_early(digests, 4, 72 + 4 * hdgst));
+    }
+    assert!(refused_early(NONE, 3, 5));
+    assert!(refused_early(BOTH, 4, 75));
+    assert!(refused_early(NONE, 6, 1));
+    assert!(!refused_early(BOTH, 6, 1), "PLEN may be damaged: its digest decides");
+}
+
 #[test]
 fn target_capsules() {
     let field = Fes::InvalidPduHeaderField;

@@ -55,6 +55,8 @@ struct Target {
     capsule_cid: u16,
     /// Where the next R2T of a write begins.
     asked: Vec<u32>,
+    /// R2Ts outstanding for a write.
+    r2ts: Vec<u32>,
 }
 
 impl Target {
@@ -62,12 +64,20 @@ impl Target {
         self.connection.encode_response(&Cqe::new(cid, Status::SUCCESS), out);
     }
 
+    /// Asks for as much of a write as the host lets it.
     fn ask(&mut self, cid: u16, out: &mut Vec<u8>) {
         let Op::Write { bytes, r2t_bytes } = self.ops[usize::from(cid)] else { unreachable!() };
-        let offset = self.asked[usize::from(cid)];
-        let length = r2t_bytes.min(bytes as u32 - offset);
-        self.connection.encode_r2t(cid, offset, length, out).unwrap();
-        self.asked[usize::from(cid)] += length;
+        let asked = &mut self.asked[usize::from(cid)];
+        while (*asked as usize) < bytes {
+            let length = r2t_bytes.min(bytes as u32 - *asked);
+            match self.connection.encode_r2t(cid, *asked, length, out) {
+                Ok(_) => {}
+                Err(target::R2tRefused::HostLimit { .. }) => return,
+                Err(refused) => panic!("{refused}"),
+            }
+            *asked += length;
+            self.r2ts[usize::from(cid)] += 1;
+        }
     }
 
     fn send(&mut self, cid: u16, out: &mut Vec<u8>) {
@@ -132,12 +142,9 @@ impl Target {
                 target::Event::TransferData { .. } => {}
                 target::Event::TransferDone { cid, digest, .. } => {
                     assert_eq!(digest, DigestCheck::Ok);
-                    let Op::Write { bytes, .. } = self.ops[usize::from(cid)] else {
-                        unreachable!()
-                    };
-                    if (self.asked[usize::from(cid)] as usize) < bytes {
-                        self.ask(cid, out);
-                    } else {
+                    self.r2ts[usize::from(cid)] -= 1;
+                    self.ask(cid, out);
+                    if self.r2ts[usize::from(cid)] == 0 {
                         self.respond(cid, out);
                     }
                 }
@@ -262,19 +269,21 @@ proptest! {
         hpda in alignment(),
         cpda in alignment(),
         sq_flow_control_disabled: bool,
+        max_r2t in 1..=5u32,
         max_h2c_data_bytes in (1024..20_000u32).prop_map(|n| n * 4),
     ) {
         let count = ops.len();
-        let config = target::Config { cpda, max_h2c_data_bytes, digests: granted, max_transfers: 12 };
+        let config = target::Config { cpda, max_h2c_data_bytes, digests: granted, max_transfers: 64 };
         let mut target = Target {
             connection: target::Connection::new(config).unwrap(),
             data: vec![Vec::new(); count],
             ops: ops.clone(),
             capsule_cid: 0,
             asked: vec![0; count],
+            r2ts: vec![0; count],
         };
         target.connection.set_sq_flow_control(sq_flow_control_disabled);
-        let config = host::Config { hpda, digests: asked, max_r2t: 1, max_commands: 12 };
+        let config = host::Config { hpda, digests: asked, max_r2t, max_commands: 12 };
         let mut host = Host {
             connection: host::Connection::new(config),
             ops: ops.clone(),

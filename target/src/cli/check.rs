@@ -37,7 +37,7 @@ impl Check {
 pub(super) fn load(file: &ConfigFile) -> Result<(Loaded, Vec<Drives>, Vec<usize>), Failure> {
     let loaded = config::load(&file.path).map_err(Failure::refused)?;
     if !loaded.warnings.is_empty() {
-        eprint!("{}", loaded.warnings);
+        eprintln!("{}", loaded.warnings);
     }
     let drives = loaded.drives().map_err(Failure::refused)?;
     served_levels_only(&loaded.config)?;

@@ -91,12 +91,14 @@ async fn watch(server: &Server) -> std::io::Result<Reason> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut report = signal(SignalKind::user_defined1())?;
     let mut second = tokio::time::interval(Duration::from_secs(1));
+    let mut half_minute = tokio::time::interval(Duration::from_secs(30));
     let mut watcher = Watcher::default();
     loop {
         tokio::select! {
             _ = terminate.recv() => return Ok(Reason::Signal("SIGTERM")),
             _ = interrupt.recv() => return Ok(Reason::Signal("interrupted")),
             _ = report.recv() => tracing::info!("{}", server.in_use()),
+            _ = half_minute.tick() => server.report_health(),
             _ = second.tick() => {
                 if server.has_lost_a_core() {
                     return Ok(Reason::CoreLost);

@@ -9,6 +9,7 @@
 pub mod arrays;
 mod keeper;
 mod listen;
+pub mod overwrite;
 pub mod present;
 mod state;
 mod subsystems;
@@ -28,8 +29,9 @@ use raidfabric_raid::device::OpenDevice;
 use raidfabric_raid::mesh::Mesh;
 use tokio::sync::{mpsc, oneshot};
 
-pub use arrays::{ArrayStartError, OpenArray, Prospect};
+pub use arrays::{ArrayStartError, OpenArray, Outlook, Prospect};
 pub use listen::{Arrival, Seat};
+pub use overwrite::Overwrite;
 pub use state::StateDirectory;
 
 use crate::association::Registry;
@@ -292,16 +294,24 @@ fn bind(config: &Config) -> Result<Vec<Listener>, StartError> {
 }
 
 /// The state directory, where an array outlives the process.
-fn state_directory(config: &Config) -> Result<Option<StateDirectory>, StartError> {
+///
+/// # Errors
+/// It cannot be made.
+pub fn state_directory(config: &Config) -> Result<Option<StateDirectory>, state::StateError> {
     if config.arrays.iter().all(Array::is_memory) {
         return Ok(None);
     }
     Ok(Some(StateDirectory::open(&config.state_dir)?))
 }
 
+/// The name of this host, which stands before an array's.
+pub fn homehost() -> Option<String> {
+    rustix::system::uname().nodename().to_str().ok().map(str::to_owned)
+}
+
 fn open_arrays(config: &Config, drives: &[Drives]) -> Result<Vec<OpenArray>, StartError> {
     let state = state_directory(config)?;
-    let homehost = rustix::system::uname().nodename().to_str().ok().map(str::to_owned);
+    let homehost = homehost();
     let prospects = config
         .arrays
         .iter()

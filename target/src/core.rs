@@ -55,7 +55,7 @@ pub struct Settings {
     pub in_capsule_bytes: u32,
     /// Data of an admin command, at most.
     pub max_admin_bytes: u32,
-    /// How long a host may leave replies unread.
+    /// How long a host may leave replies unread, or data that it was asked for unsent.
     pub reply_timeout: Duration,
     /// How long the end of a refused connection is waited for.
     pub linger: Duration,
@@ -244,17 +244,14 @@ impl Core {
         self.published.memory_bytes.store(memory_bytes as u64, Ordering::Relaxed);
     }
 
-    /// Ends connections whose hosts do not read, once a second.
+    /// Ends connections whose hosts do not do their part, once a second.
     async fn keep_house(self: Rc<Self>) {
         loop {
             tokio::time::sleep(HOUSEKEEPING).await;
             let now = Instant::now();
             self.each_connection(|connection| {
-                let stuck = connection.sending_since().is_some_and(|since| {
-                    now.saturating_duration_since(since) > self.settings.reply_timeout
-                });
-                if stuck {
-                    connection.close_unread();
+                if let Some(what) = connection.overdue(now, self.settings.reply_timeout) {
+                    connection.close_overdue(what);
                 }
             });
             self.publish();

@@ -118,12 +118,14 @@ impl Signals {
 /// Waits for a reason to stop; logs what an operator should know meanwhile.
 async fn watch(server: &Server, mut signals: Signals) -> Reason {
     let mut second = tokio::time::interval(Duration::from_secs(1));
+    let mut half_minute = tokio::time::interval(Duration::from_secs(30));
     let mut watcher = Watcher::default();
     loop {
         tokio::select! {
             _ = signals.terminate.recv() => return Reason::Signal("SIGTERM"),
             _ = signals.interrupt.recv() => return Reason::Signal("interrupted"),
             _ = signals.report.recv() => tracing::info!("{}", server.in_use()),
+            _ = half_minute.tick() => server.report_health(),
             _ = second.tick() => {
                 if server.has_lost_a_core() {
                     return Reason::CoreLost;

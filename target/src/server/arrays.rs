@@ -25,6 +25,7 @@ use raidfabric_raid::metadata::{self, superblock};
 use uuid::Uuid;
 
 use super::state::{StateDirectory, StateError};
+use super::temperature;
 use crate::config::drives::Drives;
 use crate::config::{Array, Level};
 use crate::core::MemberPlan;
@@ -519,6 +520,20 @@ impl OpenArray {
         self.handle.as_ref().map_or_else(Vec::new, |handle| {
             let handle = handle.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             handle.members().iter().map(|member| member.medium().identity().name()).collect()
+        })
+    }
+
+    /// The temperature of its warmest drive in kelvin; 0 if none has a sensor.
+    pub fn temperature_kelvin(&self) -> u16 {
+        self.handle.as_ref().map_or(0, |handle| {
+            let handle = handle.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let names = handle
+                .members()
+                .iter()
+                .filter_map(|member| member.medium().identity().kernel_name.clone());
+            let names: Vec<_> = names.collect();
+            drop(handle);
+            names.iter().filter_map(|name| temperature::of_drive(name)).max().unwrap_or(0)
         })
     }
 

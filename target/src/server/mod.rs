@@ -13,6 +13,7 @@ pub mod overwrite;
 pub mod present;
 mod state;
 mod subsystems;
+mod temperature;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -35,7 +36,7 @@ pub use state::StateDirectory;
 
 use crate::association::Registry;
 use crate::config::drives::Drives;
-use crate::config::memory::Bound;
+use crate::config::memory::{Bound, WORKERS_PER_CORE};
 use crate::config::{Array, Config};
 use crate::core::{
     self, ArrayPlan, CoreError, CoreMessage, CorePlan, MemoryPlan, Published, Settings,
@@ -46,8 +47,6 @@ use listen::{Door, Listener};
 
 /// How long a refused connection's end is waited for.
 const LINGER: Duration = Duration::from_secs(1);
-/// Commands that one core works on at a time.
-const WORKERS: usize = 16_384;
 
 /// What to serve.
 pub struct Plan {
@@ -217,8 +216,13 @@ impl Server {
         self.arrays.iter().map(|array| (array.open.name.as_str(), &array.shared))
     }
 
-    /// Tells every controller to look at its subsystem's health, and hosts of what is wrong.
+    /// Reads the drives' temperatures and tells every controller to look at the health of its
+    /// subsystem, so that hosts hear of what is wrong.
     pub fn report_health(&self) {
+        for array in &self.arrays {
+            let kelvin = array.open.temperature_kelvin();
+            self.registry.set_temperature(&array.shared, kelvin);
+        }
         self.registry.health_may_have_changed();
     }
 
@@ -492,7 +496,7 @@ fn settings(config: &Config) -> Settings {
         max_admin_bytes: config.limits.max_transfer_bytes,
         reply_timeout: config.reply_timeout,
         linger: LINGER,
-        worker_limit: WORKERS,
+        worker_limit: size(WORKERS_PER_CORE),
     }
 }
 

@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use raidfabric_protocol::tcp::target as machine;
 use raidfabric_protocol::tcp::{DigestCheck, FatalError};
@@ -36,6 +36,7 @@ pub(super) struct Incoming {
     pub(super) buffer: Option<Buffer>,
     /// The buffer's place in the command's data.
     pub(super) base_bytes: u32,
+    asked_at: Instant,
     done: Option<DigestCheck>,
     waker: Option<Waker>,
 }
@@ -71,6 +72,7 @@ pub struct Connection {
     queue_size: Cell<u32>,
     sq_head: Cell<u16>,
     closed: Cell<bool>,
+    opened_at: Instant,
     sending_since: Cell<Option<Instant>>,
     _seat: Seat,
 }
@@ -111,6 +113,7 @@ impl Connection {
             queue_size: Cell::new(1),
             sq_head: Cell::new(0),
             closed: Cell::new(false),
+            opened_at: Instant::now(),
             sending_since: Cell::new(None),
             _seat: arrival.seat,
         });
@@ -136,9 +139,20 @@ impl Connection {
         }
     }
 
-    /// Since when the host has not taken what we are sending; `None` if nothing is being sent.
-    pub fn sending_since(&self) -> Option<Instant> {
-        self.sending_since.get()
+    /// What the host has owed us for longer than it may: to take what we send, to send the data
+    /// that we asked for, or to connect its queue at all.
+    pub fn overdue(&self, now: Instant, patience: Duration) -> Option<&'static str> {
+        let late = |since: Instant| now.saturating_duration_since(since) > patience;
+        if self.sending_since.get().is_some_and(late) {
+            return Some("does not read its replies");
+        }
+        if self.incoming.borrow().values().any(|incoming| late(incoming.asked_at)) {
+            return Some("does not send the data of its writes");
+        }
+        if matches!(*self.queue.borrow(), Queue::Unconnected) && late(self.opened_at) {
+            return Some("does not connect a queue");
+        }
+        None
     }
 
     pub(super) fn set_sending_since(&self, since: Option<Instant>) {
@@ -163,9 +177,9 @@ impl Connection {
         wake(&self.drain);
     }
 
-    /// Ends the connection because its host does not read what we send.
-    pub fn close_unread(&self) {
-        tracing::warn!(peer = %self.peer, "the host does not read its replies: connection closed");
+    /// Ends the connection because of what the host does not do.
+    pub fn close_overdue(&self, what: &str) {
+        tracing::warn!(peer = %self.peer, "the host {what}: connection closed");
         self.close();
     }
 
@@ -318,6 +332,7 @@ impl Connection {
             let entry = Incoming {
                 buffer: Some(buffer),
                 base_bytes: offset_bytes,
+                asked_at: Instant::now(),
                 done: None,
                 waker: None,
             };

@@ -1,7 +1,9 @@
 //! `array create` on files: what is created, what is refused, and that a refusal changes nothing.
 
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use raidfabric_raid::assemble::describe;
 use raidfabric_raid::device::signature::Contents;
@@ -128,6 +130,41 @@ fn overwriting_needs_a_yes_and_then_happens() {
     assert!(run.err.contains("an ext2"), "what is destroyed is shown all the same: {run:?}");
     assert!(array_uuid(&drives[1]).is_some());
     assert_eq!(array_uuid(&drives[0]), array_uuid(&drives[1]));
+}
+
+/// With a terminal, which `script` gives it.
+#[test]
+fn on_a_terminal_the_name_has_to_be_typed() {
+    let folder = folder();
+    let drives = ["a", "b"].map(|name| drive(folder.path(), name, 16));
+    make_ext4(&drives[1]);
+    let config = configuration(folder.path(), &[("fast", "raid1", &drives)]);
+    let before = snapshot(&drives);
+    let answer = |answer: &str| {
+        let program = env!("CARGO_BIN_EXE_raidfabric");
+        let line =
+            format!("'{program}' array create '{config}' --overwrite '{}'", text(&drives[1]));
+        let mut script = Command::new("script")
+            .args(["--quiet", "--return", "--command", &line, "/dev/null"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        script.stdin.take().unwrap().write_all(answer.as_bytes()).unwrap();
+        let output = script.wait_with_output().unwrap();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap())
+    };
+    for wrong in ["yes\n", "\n", ""] {
+        let (code, out) = answer(wrong);
+        assert_eq!(code, Some(2), "{out}");
+        assert!(out.contains("Type b to destroy what it holds: "), "{out}");
+        assert!(out.contains("that is not the name of b; nothing was touched"), "{out}");
+        assert!(before == snapshot(&drives));
+    }
+    let (code, out) = answer("b\n");
+    assert_eq!(code, Some(0), "{out}");
+    assert_eq!(array_uuid(&drives[0]), array_uuid(&drives[1]));
+    assert!(array_uuid(&drives[0]).is_some());
 }
 
 #[test]

@@ -75,3 +75,32 @@ fn not_a_member(name: &str, arrays: &[(&Array, &Drives)], known: &[Vec<Descripti
         lists.join(" or of ")
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use raidfabric_raid::device::signature::Contents;
+    use raidfabric_raid::device::{Identity, Kind};
+
+    #[test]
+    fn a_drive_is_known_by_its_serial_number_and_by_no_part_of_it() {
+        let drive = |serial: Option<&str>| Description {
+            identity: Identity {
+                path: "/dev/nvme9n1".into(),
+                kind: Kind::Block { major: 259, minor: 9 },
+                by_id: None,
+                kernel_name: Some("nvme9n1".into()),
+                partition_of: None,
+                serial: serial.map(str::to_owned),
+                model: None,
+            },
+            size_bytes: 1 << 30,
+            contents: Contents::Blank,
+        };
+        assert!(is_named(&drive(Some("S3R1AL")), "S3R1AL"));
+        for name in ["S3R1A", "s3r1al", "", "/dev/null"] {
+            assert!(!is_named(&drive(Some("S3R1AL")), name), "{name}");
+            assert!(!is_named(&drive(None), name), "{name}");
+        }
+    }
+}

@@ -34,9 +34,10 @@ impl Bar {
             _ => *self.phase.insert((now.phase, now.operations, now.bytes)),
         };
         let rates = rates(now.operations - operations, now.bytes - bytes, now.elapsed);
-        self.bar.set_message(format!("{before}{:<11} {rates}", word(now.phase)));
         let position = (run as f64 + fraction(now)) / runs.max(1) as f64;
         self.bar.set_position((position * STEPS as f64) as u64);
+        // As wide as rates get, so that the bar keeps its length.
+        self.bar.set_message(format!("{before}{:<11} {rates:<30}", word(now.phase)));
     }
 
     /// Removes the bar.

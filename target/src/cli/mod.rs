@@ -42,7 +42,11 @@ enum Command {
     /// Say everything about a configuration that can be known without starting
     Check(check::Check),
     /// Create the arrays of a configuration file without serving them
-    #[command(subcommand, arg_required_else_help = true)]
+    #[command(
+        subcommand,
+        arg_required_else_help = true,
+        after_help = "Example: raidfabric array create fabric.yaml"
+    )]
     Array(array::Command),
     /// Put load on a volume over NVMe/TCP, and measure it
     Bench(Box<bench::Bench>),

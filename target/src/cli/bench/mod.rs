@@ -29,7 +29,7 @@ use crate::config::{cores, format_bytes, parse_duration, parse_size};
     after_help = "Latencies are from a command's submission to its completion. Runs that write, \
                   and --verify, destroy the volume's data and need --destroy-data. With --sweep \
                   the depth goes from 1 to 512 and the number of workers from 1 to 8, each with a \
-                  connection of its own.\n\nExamples:\n  raidfabric bench \
+                  connection of its own: 40 runs, four minutes with the usual times.\n\nExamples:\n  raidfabric bench \
                   nvme-tcp://127.0.0.1:4420/nqn.2026-11.io.raidfabric:demo\n  raidfabric bench \
                   URL --block-size 128KiB --sequential --depth 8 --connections 4\n  raidfabric \
                   bench URL --workload mixed --read-percent 70 --verify --destroy-data\n  \

@@ -15,3 +15,6 @@ pub mod geometry;
 pub mod memory;
 pub mod mesh;
 pub mod metadata;
+
+#[cfg(test)]
+mod sim;

@@ -1,39 +1,43 @@
-//! Flushes of one member on one core, shared by everybody who wants one.
+//! Flushes of one member, shared by everybody who wants one, on whichever core.
 //!
 //! A flush covers what was written before it started, so a request that comes while one is under
 //! way needs the next one; all requests of that time share it. Whoever needs a flush that has not
-//! started when none is under way runs it, for all.
+//! started when none is under way runs it, with the drive handle of its own core, for all.
 //!
 //! A flush that failed is never repeated and believed: the kernel reports lost writes once only.
 //! From then on every flush of this member fails, and so does one whose future was dropped while
-//! it ran, since its result is unknown.
+//! it ran, since its result is unknown. That is why there is one such sequence per member and not
+//! one per core: while a flush of one core is about to fail, another core's would succeed, and
+//! what the first one lost would be acknowledged by the second.
 
-use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
 use crate::drive::DriveError;
 
-/// The error number that stands for a flush nobody saw the end of.
+/// The error number that stands for a flush nobody saw the end of (`ECANCELED`).
 const ABANDONED: DriveError = DriveError::Io { errno: 125 };
 
 /// See the file's head.
-pub(super) struct SharedFlush {
+pub(super) struct SharedFlush(Mutex<State>);
+
+struct State {
     /// Flushes begun; they are numbered from 1.
-    started: Cell<u64>,
-    running: Cell<bool>,
-    failed: Cell<Option<DriveError>>,
-    waiting: RefCell<Vec<Waker>>,
+    started: u64,
+    running: bool,
+    failed: Option<DriveError>,
+    waiting: Vec<Waker>,
 }
 
 impl SharedFlush {
     pub(super) fn new() -> Self {
-        Self {
-            started: Cell::new(0),
-            running: Cell::new(false),
-            failed: Cell::new(None),
-            waiting: RefCell::new(Vec::with_capacity(16)),
-        }
+        let waiting = Vec::with_capacity(16);
+        Self(Mutex::new(State { started: 0, running: false, failed: None, waiting }))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for a flush that starts from now on. `flush` performs one.
@@ -44,25 +48,26 @@ impl SharedFlush {
     where
         F: Future<Output = Result<(), DriveError>>,
     {
-        let wanted = self.started.get() + 1;
-        let is_mine = poll_fn(|cx| {
-            let (started, running) = (self.started.get(), self.running.get());
-            let is_over = started > wanted || (started == wanted && !running);
-            if is_over || self.failed.get().is_some() {
-                return Poll::Ready(false);
+        let wanted = self.state().started + 1;
+        let turn = poll_fn(|cx| {
+            let mut state = self.state();
+            let is_over = state.started > wanted || (state.started == wanted && !state.running);
+            if is_over || state.failed.is_some() {
+                return Poll::Ready(None);
             }
-            if running {
-                self.waiting.borrow_mut().push(cx.waker().clone());
+            if state.running {
+                state.waiting.push(cx.waker().clone());
                 return Poll::Pending;
             }
-            Poll::Ready(true)
+            state.running = true;
+            state.started += 1;
+            Poll::Ready(Some(Turn { shared: self, result: Err(ABANDONED) }))
         })
         .await;
-        if is_mine {
-            let mut turn = Turn::begin(self);
+        if let Some(mut turn) = turn {
             turn.result = flush().await;
         }
-        self.failed.get().map_or(Ok(()), Err)
+        self.state().failed.map_or(Ok(()), Err)
     }
 }
 
@@ -72,29 +77,22 @@ struct Turn<'a> {
     result: Result<(), DriveError>,
 }
 
-impl<'a> Turn<'a> {
-    fn begin(shared: &'a SharedFlush) -> Self {
-        shared.running.set(true);
-        shared.started.set(shared.started.get() + 1);
-        Self { shared, result: Err(ABANDONED) }
-    }
-}
-
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.shared.running.set(false);
+        let mut state = self.shared.state();
+        state.running = false;
         if let Err(error) = self.result {
-            self.shared.failed.set(Some(error));
+            state.failed = Some(error);
         }
-        for waker in self.shared.waiting.borrow_mut().drain(..) {
-            waker.wake();
-        }
+        state.waiting.drain(..).for_each(Waker::wake);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::{Cell, RefCell};
+
     use futures_util::FutureExt;
     use futures_util::task::noop_waker;
     use std::rc::Rc;

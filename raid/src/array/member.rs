@@ -4,10 +4,12 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::flush::SharedFlush;
 use super::shared::{MemberCounters, Shared};
 use crate::buffer::{Buffer, SharedBuffer};
 use crate::drive::{Drive, DriveError};
+
+/// "Operation not supported".
+const EOPNOTSUPP: i32 = 95;
 
 /// What a member said no to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +29,6 @@ pub(super) struct Member<D> {
     next_sequential: Cell<u64>,
     /// The drive has said that it cannot zero.
     cannot_zero: Cell<bool>,
-    flush: SharedFlush,
 }
 
 impl<D: Drive> Member<D> {
@@ -40,7 +41,6 @@ impl<D: Drive> Member<D> {
             reads_under_way: Cell::new(0),
             next_sequential: Cell::new(u64::MAX),
             cannot_zero: Cell::new(false),
-            flush: SharedFlush::new(),
         }
     }
 
@@ -88,7 +88,14 @@ impl<D: Drive> Member<D> {
     ) -> Result<(), MemberError> {
         let fua = fua && self.has_volatile_cache;
         let result = self.drive.write(self.data_offset_bytes + offset_bytes, data, fua).await;
-        result.map_err(|error| self.count_write(shared, error))
+        result.map_err(|error| {
+            // A drive that does not support writing has failed; only zeroing may be unsupported.
+            let error = match error {
+                DriveError::Unsupported => DriveError::Io { errno: EOPNOTSUPP },
+                error => error,
+            };
+            self.count_write(shared, error)
+        })
     }
 
     /// As [`Drive::write_zeroes`]; that it is not supported is remembered, and not counted as an
@@ -115,7 +122,7 @@ impl<D: Drive> Member<D> {
         Err(self.count_write(shared, error))
     }
 
-    /// A flush that starts from now on, shared with whoever else wants one.
+    /// A flush that starts from now on, shared with whoever else wants one, on any core.
     pub(super) async fn flush(&self, shared: &Shared) -> Result<(), MemberError> {
         if !self.has_volatile_cache {
             return Ok(());
@@ -126,7 +133,7 @@ impl<D: Drive> Member<D> {
                 self.count(shared, error, |counters| &counters.flushes);
             })
         };
-        let result = self.flush.run(flush).await;
+        let result = shared.member_flush(self.slot).run(flush).await;
         result.map_err(|error| MemberError { slot: self.slot, error })
     }
 

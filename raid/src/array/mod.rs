@@ -15,7 +15,7 @@
 //!   it takes no more writes, and reads only the first copy from the place concerned on. Lack of
 //!   space below a member fails only the write, after the copies were made equal again.
 //! * **Flushes** are done by the core where they arrive, on all members: a drive's flush covers
-//!   what any core has written.
+//!   what any core has written. Those that are wanted at the same time, on any core, are one.
 //!
 //! **Requests run to completion.** Once polled, the futures of `write`, `write_zeroes`,
 //! `deallocate`, `flush`, `serve` (while it serves) and `resync` must not be dropped before they
@@ -34,6 +34,8 @@ mod member;
 mod progress;
 mod range_lock;
 mod resync;
+#[cfg(test)]
+mod resync_tests;
 mod shared;
 #[cfg(test)]
 mod tests;

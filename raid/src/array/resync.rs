@@ -306,3 +306,45 @@ fn is_zero(data: &[u8]) -> bool {
     // In lines of 64 bytes without a branch inside, which the compiler vectorises.
     data.chunks(64).all(|line| line.iter().fold(0, |all, byte| all | byte) == 0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rests_are_long_while_the_host_is_busy_but_not_too_long() {
+        let (ms, mib) = (Duration::from_millis, 1 << 20);
+        // Idle and unlimited: no rest.
+        assert_eq!(rest(ms(10), 8 * mib, false, mib, 0), ms(0));
+        // Busy: three times as long as the work.
+        assert_eq!(rest(ms(10), mib, true, mib, 0), ms(30));
+        // But a MiB a second is guaranteed.
+        assert_eq!(rest(ms(400), mib, true, mib, 0), ms(600));
+        assert_eq!(rest(ms(1500), mib, true, mib, 0), ms(0));
+        // The maximum holds busy or idle.
+        assert_eq!(rest(ms(10), 8 * mib, false, mib, 16 * mib), ms(490));
+        assert_eq!(rest(ms(10), mib, true, mib, 2 * mib), ms(490));
+    }
+
+    #[test]
+    fn the_host_is_busy_for_a_while_after_a_request() {
+        let mut host = HostWatch { operations: 7, last_seen: None };
+        let ms = Duration::from_millis;
+        assert!(!host.handle_count(ms(0), 7));
+        assert!(host.handle_count(ms(10), 8));
+        assert!(host.handle_count(ms(100), 8));
+        assert!(!host.handle_count(ms(110), 8));
+        assert!(host.handle_count(ms(120), 9));
+    }
+
+    #[test]
+    fn zeros_are_recognised_to_the_last_byte() {
+        for len in [1, 63, 64, 65, 4096] {
+            let mut data = vec![0; len];
+            assert!(is_zero(&data));
+            data[len - 1] = 1;
+            assert!(!is_zero(&data));
+        }
+        assert!(is_zero(&[]));
+    }
+}

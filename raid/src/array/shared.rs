@@ -27,6 +27,7 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use super::error::{ArrayError, WriteFailure};
+use super::flush::SharedFlush;
 use super::progress::{Progress, ResyncProgress, Stall};
 use crate::drive::DriveError;
 use crate::geometry::Geometry;
@@ -170,6 +171,7 @@ pub struct Shared {
     resync_position: AtomicU64,
     cores: Box<[CoreCounters]>,
     members: Box<[MemberCounters]>,
+    flushes: Box<[SharedFlush]>,
     /// Reads that another copy answered after a read error.
     reads_from_other_copies: AtomicU64,
     pub(super) resync_min_rate: AtomicU64,
@@ -221,6 +223,7 @@ impl Shared {
             resync_position: AtomicU64::new(if in_sync { IN_SYNC } else { position }),
             cores: (0..settings.cores).map(|_| CoreCounters::default()).collect(),
             members: (0..geometry.members()).map(|_| MemberCounters::default()).collect(),
+            flushes: (0..geometry.members()).map(|_| SharedFlush::new()).collect(),
             reads_from_other_copies: AtomicU64::new(0),
             resync_min_rate: AtomicU64::new(32 << 20),
             resync_max_rate: AtomicU64::new(0),
@@ -532,6 +535,10 @@ impl Shared {
 
     pub(super) fn member_counters(&self, slot: usize) -> &MemberCounters {
         &self.members[slot]
+    }
+
+    pub(super) fn member_flush(&self, slot: usize) -> &SharedFlush {
+        &self.flushes[slot]
     }
 
     /// Reads that another copy answered after a read error.

@@ -48,7 +48,7 @@ pub(super) enum Work {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Zeroing {
     /// By all means, if need be by writing zeros.
-    Write { deallocate: bool, fua: bool },
+    Write { deallocate: bool },
     /// Only if all members concerned have an operation for it; else nothing is done.
     Deallocate,
 }
@@ -157,8 +157,9 @@ impl<D: Drive> Array<D> {
         deallocate: bool,
         fua: bool,
     ) -> Result<(), ArrayError> {
-        let kind = Zeroing::Write { deallocate, fua };
-        Box::pin(self.zero(offset_bytes, len_bytes, kind)).await
+        Box::pin(self.zero(offset_bytes, len_bytes, Zeroing::Write { deallocate })).await?;
+        // Zeroing has no FUA of its own; whatever cores did it, a flush here covers it.
+        if fua { self.flush().await } else { Ok(()) }
     }
 
     /// Releases the space of the range, as far as the members have an operation after which it is
@@ -348,12 +349,9 @@ impl<D: Drive> Array<D> {
         }
         let armed = Armed::new(&self.shared, offset_bytes);
         let outcome = self.zero_members(offset_bytes, len_bytes, kind).await;
-        let mut result = self.settle(offset_bytes, end_bytes, outcome).await;
+        let result = self.settle(offset_bytes, end_bytes, outcome).await;
         armed.disarm();
         drop((lock, permit));
-        if result.is_ok() && matches!(kind, Zeroing::Write { fua: true, .. }) {
-            result = self.flush().await;
-        }
         result
     }
 
@@ -368,7 +366,7 @@ impl<D: Drive> Array<D> {
             })
         };
         let mut outcome = Outcome::default();
-        let deallocate = !matches!(kind, Zeroing::Write { deallocate: false, .. });
+        let deallocate = kind != Zeroing::Write { deallocate: false };
         if kind == Zeroing::Deallocate && ranges().any(|(member, _)| member.cannot_zero()) {
             return outcome;
         }

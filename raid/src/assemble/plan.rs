@@ -109,10 +109,9 @@ pub fn decide(
     // What was left unfinished on some drives may be whole all the same.
     match plan_assemble(drives, expected) {
         Ok(plan) => Ok(Decision::Assemble(plan)),
+        Err(error @ AssembleError::Unexpected { .. }) => Err(error.into()),
         // A configured UUID means an array that exists, so its drives are elsewhere.
-        Err(error @ (AssembleError::Unexpected { .. } | AssembleError::NotFound(_))) => {
-            Err(error.into())
-        }
+        Err(error) if expected.uuid.is_some() => Err(error.into()),
         Err(_) => Ok(Decision::Create(plan_create(drives, new)?)),
     }
 }

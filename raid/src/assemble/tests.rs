@@ -382,7 +382,7 @@ fn foreign_drives_are_refused_by_name() {
     };
     let text = decide(&drives);
     assert!(text.starts_with("drive-1 holds an ext2, ext3 or ext4 file system"), "{text}");
-    assert!(text.ends_with("raidfabric array create --overwrite drive-1`"), "{text}");
+    assert!(text.ends_with("`raidfabric array create FILE --overwrite DRIVE`"), "{text}");
     drives[1].put(1024 + 56, &[0; 2]);
     drives[1].put(SMALL - 1, &[1]);
     let text = decide(&drives);
@@ -394,6 +394,28 @@ fn foreign_drives_are_refused_by_name() {
     assert!(decide(&mixed).starts_with("drive-1 is blank, but drive-0 belongs to array"));
     let error = plan_create(&look(&mixed), &new_array(Level::Raid1)).unwrap_err().to_string();
     assert!(error.starts_with("drive-0 is member 0 of 2 of the md array box:fast"), "{error}");
+}
+
+/// A configured UUID is one of an array that exists: blank drives are the wrong ones.
+#[test]
+fn nothing_is_created_in_the_place_of_an_array_that_has_a_uuid() {
+    let drives = blank(2, true);
+    let uuid = uuid::Uuid::from_u128(9);
+    let expected = Expected { uuid: Some(uuid), ..Expected::default() };
+    let refused = |drives: &[Examined]| {
+        decide(drives, &expected, &new_array(Level::Raid1)).unwrap_err().to_string()
+    };
+    assert!(refused(&look(&drives)).starts_with("none of the drives belongs to array"));
+    // Nor over what another creation has left.
+    drives[0].journal().borrow_mut().fail_after = Some(5);
+    let plan = plan_create(&look(&drives), &new_array(Level::Raid1)).unwrap();
+    create(&plan, drives.clone()).unwrap_err();
+    let left = look(&drives);
+    assert!(left[0].is_unfinished() && !left[1].is_unfinished());
+    assert!(refused(&left).contains("and not of array 00000000:00000000:00000000:00000009"));
+    // Without one they count as blank.
+    let decision = decide(&left, &Expected::default(), &new_array(Level::Raid1)).unwrap();
+    assert!(matches!(decision, Decision::Create(_)));
 }
 
 #[test]
@@ -582,11 +604,33 @@ fn wiping_makes_blank_and_a_crash_in_it_leaves_no_array() {
     }
 }
 
+/// A wiped drive must be blank to whoever looks next: btrfs keeps a second superblock at 64 MiB,
+/// and a wipe that left it made every drive that had once been btrfs refused as foreign.
+#[test]
+fn wiping_reaches_signatures_beyond_the_first_mebibyte() {
+    for (offset, signature) in [(64 * MIB + 0x40, &b"_BHRfS_M"[..]), (MIB, &[0x0d, 0xd0, 1, 0xc0])]
+    {
+        let drives = TestMedium::drives(&[80 * MIB], false);
+        drives[0].put(offset, signature);
+        drives[0].put(70 * MIB, b"data");
+        assert_ne!(look(&drives)[0].contents, crate::device::signature::Contents::Blank);
+        wipe(&drives[0]).unwrap();
+        assert_eq!(look(&drives)[0].contents, crate::device::signature::Contents::Blank);
+        let mut data = [0; 4];
+        drives[0].read_at(70 * MIB, &mut data).unwrap();
+        assert_eq!(&data, b"data", "data is not wiped");
+    }
+}
+
 /// Four superblocks of one RAID 10, to be changed at will.
 fn four() -> Vec<Examined> {
-    let drives = blank(4, true);
-    create_on(&drives, Level::Raid10);
-    look(&drives)
+    static FOUR: std::sync::OnceLock<Vec<Examined>> = std::sync::OnceLock::new();
+    let make = || {
+        let drives = blank(4, true);
+        create_on(&drives, Level::Raid10);
+        look(&drives)
+    };
+    FOUR.get_or_init(make).clone()
 }
 
 proptest::proptest! {

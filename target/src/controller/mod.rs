@@ -112,7 +112,8 @@ pub enum Data<'a> {
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub enum AdminOutcome {
-    /// It is complete. If it succeeded, the room for data is filled and goes first.
+    /// It is complete. If it succeeded, the room for data is filled and goes first;
+    /// so does what [`Controller::poll_completion`] has (a request that this aborted).
     Complete(Completion),
     /// It is held; [`Controller::poll_completion`] will complete it.
     Held,
@@ -146,7 +147,8 @@ pub enum CloseReason {
 /// Something that happened outside.
 #[derive(Debug, Clone)]
 pub enum Event {
-    /// The subsystem has changed; nothing happens on a discovery controller.
+    /// The subsystem has changed; nothing happens on a discovery controller. Its
+    /// limits must be those that the controller was made with: the host knows them.
     Subsystem(Arc<Subsystem>),
     /// The discovery service has changed; nothing happens on an I/O controller.
     Discovery(Arc<Discovery>),
@@ -209,7 +211,7 @@ pub struct Controller {
     events: Events,
     errors: ErrorLog,
     changed: ChangedNamespaces,
-    /// Critical warnings that were there at the last look.
+    /// Critical warnings that were there at the last look, and wanted.
     warning: CriticalWarning,
     /// I/O queues connected now.
     io_queues: BTreeSet<u16>,
@@ -419,6 +421,7 @@ impl Controller {
             Change::Enabled => self.keep_alive.restart(now),
             Change::Reset => {
                 self.features = Features::default();
+                self.warning = CriticalWarning::default();
                 self.changed.clear();
                 self.completions.extend(self.events.reset());
                 self.push_effect(Effect::CloseIoQueues);
@@ -455,9 +458,7 @@ impl Controller {
         };
         match command {
             AdminCommand::Identify(command) => self.identify(command, output),
-            AdminCommand::GetLogPage(command) => {
-                self.get_log_page(command, output, environment.health())
-            }
+            AdminCommand::GetLogPage(command) => self.get_log_page(command, output, environment),
             AdminCommand::SetFeatures(command) => {
                 let (features, mut context) = self.features_and_context(now);
                 let result = features.set(command, &mut context, input)?;
@@ -506,7 +507,7 @@ impl Controller {
         &mut self,
         command: &GetLogPage,
         output: Option<&mut [u8]>,
-        health: Health,
+        environment: &mut dyn Environment,
     ) -> Result<u32, Fault> {
         let log = logs::check(command, self.kind.subsystem().is_some())?;
         let length_bytes = command.length_bytes();
@@ -521,6 +522,10 @@ impl Controller {
                 discovery::log(service, &self.host_nqn, *via)
             }
             _ => Vec::new(),
+        };
+        let health = match log {
+            LogId::SmartHealth => environment.health(),
+            _ => Health::default(),
         };
         let sources = Sources {
             subsystem: self.kind.subsystem(),
@@ -619,10 +624,13 @@ impl Controller {
 
     fn health_changed(&mut self, health: &Health) {
         let Some(subsystem) = self.kind.subsystem() else { return };
-        let now = health.warning(&self.features, subsystem);
-        let before = std::mem::replace(&mut self.warning, now);
         let wanted = self.features.events.critical_warnings();
-        let appeared = |bit: fn(CriticalWarning) -> bool| bit(now) && !bit(before) && bit(wanted);
+        let present = health.warning(&self.features, subsystem);
+        // Only what the host wants to hear of counts as heard of: what it asks for
+        // later, and is still there, it is told then.
+        let now = CriticalWarning::from_raw(present.raw() & wanted.raw());
+        let before = std::mem::replace(&mut self.warning, now);
+        let appeared = |bit: fn(CriticalWarning) -> bool| bit(now) && !bit(before);
         if appeared(CriticalWarning::spare) {
             self.events.raise(Report::smart(SmartEvent::Spare));
         }

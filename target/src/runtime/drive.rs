@@ -3,11 +3,7 @@
 //! One open descriptor per drive and process; each core has its own handle on it. FUA is RWF_DSYNC
 //! on the write, so that nothing but that write is forced to the medium. Zeroing is fallocate(2),
 //! which for a block device is the kernel's zero-out: it guarantees zeros or fails.
-//!
-//! Offsets are relative to the member's data area; where that begins on the drive is added here
-//! and only here.
 
-use std::future::Future;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::Rc;
@@ -25,9 +21,7 @@ const MAX_TRANSFER_BYTES: usize = 1 << 30;
 /// What is known of a drive beside its descriptor.
 #[derive(Clone, Copy, Debug)]
 pub struct DriveFacts {
-    /// Where the member's data area begins on the drive.
-    pub data_offset_bytes: u64,
-    /// The length of the data area.
+    /// The drive's size.
     pub size_bytes: u64,
     /// The alignment that offsets, lengths and memory need.
     pub block_size_bytes: u32,
@@ -53,17 +47,19 @@ impl UringDrive {
         types::Fd(self.fd.as_raw_fd())
     }
 
-    fn position(&self, offset_bytes: u64, len_bytes: u64) -> Result<u64, DriveError> {
-        let end = offset_bytes.checked_add(len_bytes).ok_or(DriveError::OutOfRange)?;
-        if end > self.facts.size_bytes {
-            return Err(DriveError::OutOfRange);
+    /// A range past the end would let a file grow.
+    fn check_range(&self, offset_bytes: u64, len_bytes: u64) -> Result<(), DriveError> {
+        match offset_bytes.checked_add(len_bytes) {
+            Some(end) if end <= self.facts.size_bytes => Ok(()),
+            _ => Err(DriveError::OutOfRange),
         }
-        Ok(self.facts.data_offset_bytes + offset_bytes)
     }
 
-    async fn fallocate(&self, position: u64, len_bytes: u64, mode: i32) -> io::Result<()> {
-        let entry =
-            opcode::Fallocate::new(self.target(), len_bytes).offset(position).mode(mode).build();
+    async fn fallocate(&self, offset_bytes: u64, len_bytes: u64, mode: i32) -> io::Result<()> {
+        let entry = opcode::Fallocate::new(self.target(), len_bytes)
+            .offset(offset_bytes)
+            .mode(mode)
+            .build();
         op::submit(Rc::clone(&self.fd), entry).await.0.map(drop)
     }
 
@@ -79,15 +75,14 @@ impl Drive for UringDrive {
         offset_bytes: u64,
         mut buffer: Buffer,
     ) -> (Result<(), DriveError>, Buffer) {
-        let position = match self.position(offset_bytes, buffer.len() as u64) {
-            Ok(position) => position,
-            Err(error) => return (Err(error), buffer),
-        };
+        if let Err(error) = self.check_range(offset_bytes, buffer.len() as u64) {
+            return (Err(error), buffer);
+        }
         let mut done = 0;
         while let Some(rest) = buffer.get_mut(done..).filter(|rest| !rest.is_empty()) {
             let length = rest.len().min(MAX_TRANSFER_BYTES) as u32;
             let entry = opcode::Read::new(self.target(), rest.as_mut_ptr(), length)
-                .offset(position + done as u64)
+                .offset(offset_bytes + done as u64)
                 .build();
             let (result, (returned, _)) = op::submit((buffer, Rc::clone(&self.fd)), entry).await;
             buffer = returned;
@@ -108,13 +103,13 @@ impl Drive for UringDrive {
         mut data: SharedBuffer,
         fua: bool,
     ) -> Result<(), DriveError> {
-        let position = self.position(offset_bytes, data.len() as u64)?;
+        self.check_range(offset_bytes, data.len() as u64)?;
         let flags = if fua { libc::RWF_DSYNC } else { 0 };
         let mut done = 0;
         while let Some(rest) = data.get(done..).filter(|rest| !rest.is_empty()) {
             let length = rest.len().min(MAX_TRANSFER_BYTES) as u32;
             let entry = opcode::Write::new(self.target(), rest.as_ptr(), length)
-                .offset(position + done as u64)
+                .offset(offset_bytes + done as u64)
                 .rw_flags(flags)
                 .build();
             let (result, (returned, _)) = op::submit((data, Rc::clone(&self.fd)), entry).await;
@@ -135,21 +130,19 @@ impl Drive for UringDrive {
         self.sync().await.map_err(|error| drive_error(&error))
     }
 
-    fn write_zeroes(
+    async fn write_zeroes(
         &self,
         offset_bytes: u64,
         len_bytes: u64,
         deallocate: bool,
-    ) -> impl Future<Output = Result<(), DriveError>> {
-        async move {
-            let position = self.position(offset_bytes, len_bytes)?;
-            let mode = if deallocate {
-                libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE
-            } else {
-                libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE
-            };
-            self.fallocate(position, len_bytes, mode).await.map_err(|error| drive_error(&error))
-        }
+    ) -> Result<(), DriveError> {
+        self.check_range(offset_bytes, len_bytes)?;
+        let mode = if deallocate {
+            libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE
+        } else {
+            libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE
+        };
+        self.fallocate(offset_bytes, len_bytes, mode).await.map_err(|error| drive_error(&error))
     }
 
     fn has_volatile_cache(&self) -> bool {

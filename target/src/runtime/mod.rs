@@ -21,7 +21,7 @@ mod socket;
 
 use std::future::Future;
 use std::io;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub use awake::Awake;
 pub use doorbell::Doorbell;
@@ -134,4 +134,33 @@ fn pin(cpu: usize) -> io::Result<()> {
 /// Starts a long-lived task on this data core.
 pub fn spawn(task: impl Future<Output = ()> + 'static) {
     drop(tokio_uring::spawn(task));
+}
+
+/// The clock of this process, for code that takes time as a parameter.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    start: Instant,
+}
+
+impl Clock {
+    /// A clock that starts now.
+    pub fn new() -> Self {
+        Self { start: Instant::now() }
+    }
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl raidfabric_raid::array::Timer for Clock {
+    fn now(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    fn sleep(&self, time: Duration) -> impl Future<Output = ()> {
+        tokio::time::sleep(time)
+    }
 }

@@ -9,7 +9,7 @@ use std::io;
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use io_uring::{opcode, types};
@@ -23,13 +23,18 @@ const MAX_PIECES_PER_SEND: usize = 1024;
 /// A connected socket; clones are the same socket.
 #[derive(Clone, Debug)]
 pub struct Socket {
-    stream: Rc<TcpStream>,
+    stream: Arc<TcpStream>,
 }
 
 impl Socket {
     /// Takes a connected socket over from the thread that accepted it.
     pub fn new(stream: TcpStream) -> Self {
-        Self { stream: Rc::new(stream) }
+        Self { stream: Arc::new(stream) }
+    }
+
+    /// The socket itself, for whoever must be able to shut it down from another thread.
+    pub fn stream(&self) -> Arc<TcpStream> {
+        Arc::clone(&self.stream)
     }
 
     /// The address the peer connected to.
@@ -60,7 +65,7 @@ impl Socket {
             opcode::Recv::new(types::Fd(self.stream.as_raw_fd()), window.as_mut_ptr(), length)
                 .flags(flags)
                 .build();
-        let (result, (buffer, _)) = op::submit((buffer, Rc::clone(&self.stream)), entry).await;
+        let (result, (buffer, _)) = op::submit((buffer, Arc::clone(&self.stream)), entry).await;
         (result, buffer)
     }
 
@@ -70,13 +75,12 @@ impl Socket {
     /// What sendmsg(2) answers; part of the batch may have been sent then.
     pub async fn send(&self, mut batch: Batch) -> (io::Result<()>, Batch) {
         batch.inner.prepare();
-        loop {
-            let Some(message) = batch.inner.next_message() else { break };
+        while let Some(message) = batch.inner.next_message() {
             let entry = opcode::SendMsg::new(types::Fd(self.stream.as_raw_fd()), message)
                 .flags(libc::MSG_NOSIGNAL as u32)
                 .build();
             let (result, (inner, _)) =
-                op::submit((batch.inner, Rc::clone(&self.stream)), entry).await;
+                op::submit((batch.inner, Arc::clone(&self.stream)), entry).await;
             batch.inner = inner;
             match result {
                 Ok(0) => return (Err(io::ErrorKind::WriteZero.into()), batch),

@@ -1,0 +1,365 @@
+//! Associations: which controllers there are, and which connections belong to each.
+//!
+//! This is the only state that connections on different cores share beside the arrays. It is used
+//! when a queue comes or goes and for admin commands, never for an I/O command: a connection keeps
+//! what it needs for those.
+//!
+//! Invariants: a controller exists as long as its admin connection; its I/O connections are ended
+//! with it. The lock of the registry is never held while one of an association is.
+
+use std::collections::HashMap;
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use raidfabric_protocol::nvme::log::CriticalWarning;
+use raidfabric_raid::array::{Shared, WriteState};
+use tokio::sync::Notify;
+
+use crate::controller::{
+    ConnectError, Controller, ControllerIds, Discovery, Health, Kind, QueueGrant, Request,
+    Subsystem,
+};
+
+/// What controllers serve.
+pub struct Served {
+    /// The subsystems, in the order of the configuration.
+    pub subsystems: Vec<Arc<Subsystem>>,
+    /// The discovery service.
+    pub discovery: Arc<Discovery>,
+}
+
+/// All associations.
+pub struct Registry {
+    served: Served,
+    live: Mutex<Live>,
+    traffic: Vec<Vec<Traffic>>,
+    /// For each subsystem, the arrays below it.
+    arrays: Vec<Vec<Arc<Shared>>>,
+    /// For each subsystem, the temperature of its warmest drive in kelvin; 0 if not known.
+    temperatures: Vec<AtomicU16>,
+    started: Instant,
+}
+
+#[derive(Default)]
+struct Live {
+    ids: ControllerIds,
+    controllers: HashMap<u16, Arc<Association>>,
+}
+
+/// One controller and its connections.
+pub struct Association {
+    cntlid: u16,
+    /// The subsystem's place in the configuration; `None` for discovery.
+    subsystem: Option<usize>,
+    controller: Mutex<Controller>,
+    /// Something happened that the admin connection has to look at.
+    pub changed: Notify,
+    connections: Mutex<Vec<(u16, Arc<TcpStream>)>>,
+    shutdowns: AtomicU64,
+}
+
+/// What one core has done for one subsystem. Written by that core only.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub struct Traffic {
+    read_commands: AtomicU64,
+    read_bytes: AtomicU64,
+    write_commands: AtomicU64,
+    written_bytes: AtomicU64,
+}
+
+/// Adds to a counter that only this thread writes.
+fn count(counter: &AtomicU64, more: u64) {
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
+}
+
+impl Traffic {
+    /// A read was completed.
+    pub fn read(&self, bytes: u64) {
+        count(&self.read_commands, 1);
+        count(&self.read_bytes, bytes);
+    }
+
+    /// A write was completed.
+    pub fn write(&self, bytes: u64) {
+        count(&self.write_commands, 1);
+        count(&self.written_bytes, bytes);
+    }
+}
+
+/// What a connection is.
+#[derive(Clone)]
+pub enum Queue {
+    /// Nothing yet: Connect must come first.
+    Unconnected,
+    /// The admin queue of an association.
+    Admin(Arc<Association>),
+    /// An I/O queue.
+    Io(Rc<IoQueue>),
+}
+
+/// An I/O queue, with all that its commands need.
+pub struct IoQueue {
+    /// Its association.
+    pub association: Arc<Association>,
+    /// Its number.
+    pub qid: u16,
+    /// What it serves.
+    pub subsystem: Arc<Subsystem>,
+    /// The subsystem's place in the configuration.
+    pub index: usize,
+}
+
+/// A queue that has just been connected.
+pub struct Connected {
+    /// What the connection is now.
+    pub queue: Queue,
+    /// Its size and flow control.
+    pub grant: QueueGrant,
+    /// The controller.
+    pub cntlid: u16,
+}
+
+/// Where a connection comes from.
+pub struct Origin<'a> {
+    /// The local address.
+    pub via: SocketAddr,
+    /// Whether NVM subsystems are served there.
+    pub serves_volumes: bool,
+    /// Its socket.
+    pub stream: &'a Arc<TcpStream>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic elsewhere leaves whole values behind: none of these is changed in steps.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Registry {
+    /// No controllers yet; `arrays` are those below each subsystem.
+    pub fn new(served: Served, arrays: Vec<Vec<Arc<Shared>>>, cores: usize) -> Self {
+        let subsystems = served.subsystems.len();
+        let traffic = |_| (0..subsystems).map(|_| Traffic::default()).collect();
+        Self {
+            live: Mutex::default(),
+            traffic: (0..cores).map(traffic).collect(),
+            temperatures: (0..subsystems).map(|_| AtomicU16::new(0)).collect(),
+            arrays,
+            started: Instant::now(),
+            served,
+        }
+    }
+
+    /// Live controllers.
+    pub fn controllers(&self) -> usize {
+        lock(&self.live).controllers.len()
+    }
+
+    /// The counters of a core for a subsystem.
+    pub fn traffic(&self, core: usize, subsystem: usize) -> Option<&Traffic> {
+        self.traffic.get(core)?.get(subsystem)
+    }
+
+    /// Serves a Connect.
+    ///
+    /// # Errors
+    /// Why the host does not get the queue.
+    pub fn connect(
+        &self,
+        request: &Request,
+        origin: &Origin<'_>,
+        now: Instant,
+    ) -> Result<Connected, ConnectError> {
+        if request.qid == 0 {
+            self.connect_admin(request, origin, now)
+        } else {
+            self.connect_io(request, origin)
+        }
+    }
+
+    fn find(
+        &self,
+        request: &Request,
+        origin: &Origin<'_>,
+    ) -> Result<(Kind, Option<usize>), ConnectError> {
+        if request.is_discovery() {
+            let service = Arc::clone(&self.served.discovery);
+            return Ok((Kind::Discovery { service, via: origin.via }, None));
+        }
+        let named = |subsystem: &Arc<Subsystem>| subsystem.nqn == request.subsystem_nqn;
+        let index = self.served.subsystems.iter().position(named);
+        let index = index.filter(|_| origin.serves_volumes).ok_or_else(|| {
+            ConnectError::UnknownSubsystem { subsystem_nqn: request.subsystem_nqn.clone() }
+        })?;
+        let subsystem = self.served.subsystems.get(index).map(Arc::clone);
+        let subsystem = subsystem.ok_or_else(|| ConnectError::UnknownSubsystem {
+            subsystem_nqn: request.subsystem_nqn.clone(),
+        })?;
+        Ok((Kind::Nvm(subsystem), Some(index)))
+    }
+
+    fn connect_admin(
+        &self,
+        request: &Request,
+        origin: &Origin<'_>,
+        now: Instant,
+    ) -> Result<Connected, ConnectError> {
+        let (kind, subsystem) = self.find(request, origin)?;
+        let mut live = lock(&self.live);
+        let cntlid = live
+            .ids
+            .allocate()
+            .ok_or_else(|| ConnectError::Busy { what: "controller identifiers".into() })?;
+        let (controller, grant) = match Controller::connect(request, kind, cntlid, now) {
+            Ok(connected) => connected,
+            Err(error) => {
+                live.ids.free(cntlid);
+                return Err(error);
+            }
+        };
+        let association = Arc::new(Association {
+            cntlid,
+            subsystem,
+            controller: Mutex::new(controller),
+            changed: Notify::new(),
+            connections: Mutex::new(vec![(0, Arc::clone(origin.stream))]),
+            shutdowns: AtomicU64::new(0),
+        });
+        live.controllers.insert(cntlid, Arc::clone(&association));
+        Ok(Connected { queue: Queue::Admin(association), grant, cntlid })
+    }
+
+    fn connect_io(
+        &self,
+        request: &Request,
+        origin: &Origin<'_>,
+    ) -> Result<Connected, ConnectError> {
+        let association = lock(&self.live).controllers.get(&request.cntlid).map(Arc::clone);
+        let unknown = || ConnectError::UnknownController {
+            cntlid: request.cntlid,
+            subsystem_nqn: request.subsystem_nqn.clone(),
+        };
+        let association = association.ok_or_else(unknown)?;
+        let grant = lock(&association.controller).connect_io_queue(request)?;
+        let index = association.subsystem.ok_or_else(unknown)?;
+        let subsystem = self.served.subsystems.get(index).ok_or_else(unknown)?;
+        let cntlid = association.cntlid;
+        lock(&association.connections).push((grant.qid, Arc::clone(origin.stream)));
+        let queue =
+            IoQueue { qid: grant.qid, subsystem: Arc::clone(subsystem), index, association };
+        Ok(Connected { queue: Queue::Io(Rc::new(queue)), grant, cntlid })
+    }
+
+    /// A connection is gone, with all its commands.
+    pub fn leave(&self, queue: &Queue) {
+        match queue {
+            Queue::Unconnected => {}
+            Queue::Admin(association) => {
+                let mut live = lock(&self.live);
+                live.controllers.remove(&association.cntlid);
+                live.ids.free(association.cntlid);
+                drop(live);
+                association.shut_down_all();
+                association.changed.notify_one();
+            }
+            Queue::Io(queue) => {
+                let association = &queue.association;
+                lock(&association.connections).retain(|(qid, _)| *qid != queue.qid);
+                association.controller().handle_io_queue_closed(queue.qid);
+            }
+        }
+    }
+
+    /// An array's drives are this warm; a subsystem on several arrays is as warm as the last told.
+    pub fn set_temperature(&self, array: &Arc<Shared>, kelvin: u16) {
+        for (arrays, temperature) in self.arrays.iter().zip(&self.temperatures) {
+            if arrays.iter().any(|below| Arc::ptr_eq(below, array)) {
+                temperature.store(kelvin, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// What the SMART log of a subsystem says.
+    pub fn health(&self, subsystem: Option<usize>) -> Health {
+        let mut health = Health { power_on: self.started.elapsed(), ..Health::default() };
+        let Some(subsystem) = subsystem else { return health };
+        if let Some(temperature) = self.temperatures.get(subsystem) {
+            health.temperature_kelvin = temperature.load(Ordering::Relaxed);
+        }
+        for core in self.traffic.iter().filter_map(|core| core.get(subsystem)) {
+            let sum = |counter: &AtomicU64| u128::from(counter.load(Ordering::Relaxed));
+            health.read_commands += sum(&core.read_commands);
+            health.read_bytes += sum(&core.read_bytes);
+            health.write_commands += sum(&core.write_commands);
+            health.written_bytes += sum(&core.written_bytes);
+        }
+        for array in self.arrays.get(subsystem).into_iter().flatten() {
+            if array.write_state() == WriteState::Failed {
+                health.warning = CriticalWarning::default().with_reliability(true);
+            }
+            let members = (0..array.geometry().members()).map(|slot| array.member_errors(slot));
+            health.media_errors += members.map(|errors| u128::from(errors.reads)).sum::<u128>();
+        }
+        health
+    }
+
+    /// Tells every controller to look at the health of its subsystem.
+    pub fn health_may_have_changed(&self) {
+        let all: Vec<_> = lock(&self.live).controllers.values().map(Arc::clone).collect();
+        for association in all {
+            let health = self.health(association.subsystem);
+            association
+                .controller()
+                .handle_event(crate::controller::Event::Health(Box::new(health)));
+            association.changed.notify_one();
+        }
+    }
+}
+
+impl Association {
+    /// The subsystem's place in the configuration; `None` for discovery.
+    pub fn subsystem(&self) -> Option<usize> {
+        self.subsystem
+    }
+
+    /// The controller.
+    pub fn controller(&self) -> MutexGuard<'_, Controller> {
+        lock(&self.controller)
+    }
+
+    /// A shutdown of the controller begins; returns its number.
+    pub fn begin_shutdown(&self) -> u64 {
+        self.shutdowns.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// What the shutdown with this number had to do is done. A reset may have ended that one, and
+    /// another may have begun, which must not count as done.
+    pub fn end_shutdown(&self, number: u64) {
+        let mut controller = self.controller();
+        if self.shutdowns.load(Ordering::Relaxed) == number {
+            controller.handle_shutdown_done();
+        }
+    }
+
+    /// I/O connections there are.
+    pub fn io_connections(&self) -> usize {
+        lock(&self.connections).iter().filter(|(qid, _)| *qid != 0).count()
+    }
+
+    /// Ends the I/O connections; their cores notice.
+    pub fn shut_down_io(&self) {
+        for (_, stream) in lock(&self.connections).iter().filter(|(qid, _)| *qid != 0) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Ends all connections; their cores notice.
+    pub fn shut_down_all(&self) {
+        for (_, stream) in lock(&self.connections).iter() {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! `raidfabric serve`: the daemon.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use clap::Args;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use super::{ConfigFile, Failure, check, print, start_logging};
+use crate::server::{Plan, Server, present};
+
+/// Arguments of `serve`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "An array is created only if every drive listed for it is blank; it is found \
+                  again wherever its drives appear.\nSIGTERM and Ctrl-C end the service: commands \
+                  under way are finished, and the arrays are marked clean. SIGUSR1 logs what is \
+                  in use.\n\nExample: raidfabric serve /etc/raidfabric/fabric.yaml"
+)]
+pub(super) struct Serve {
+    #[command(flatten)]
+    file: ConfigFile,
+}
+
+impl Serve {
+    pub(super) fn run(self) -> Result<(), Failure> {
+        start_logging();
+        let (loaded, drives, cores) = check::load(&self.file)?;
+        serve(&Plan { config: loaded.config, drives, cores })
+    }
+}
+
+/// Serves until a signal says to stop.
+pub(super) fn serve(plan: &Plan) -> Result<(), Failure> {
+    let server = Server::start(plan).map_err(|error| {
+        if error.is_refusal() { Failure::refused(error) } else { Failure::failed(error) }
+    })?;
+    let reason = match watch_until_stopped(plan, &server) {
+        Ok(reason) => reason,
+        Err(error) => {
+            server.stop();
+            return Err(Failure::Failed(format!("cannot wait for signals: {error}")));
+        }
+    };
+    tracing::info!("{}", server.in_use());
+    tracing::info!("stopping: {reason}");
+    let unclean = server.stop();
+    for (array, why) in &unclean {
+        tracing::error!(array, "not marked clean, so that it is checked at the next start: {why}");
+    }
+    match (reason, unclean.is_empty()) {
+        (Reason::Signal(_), true) => Ok(()),
+        (Reason::Signal(_), false) => {
+            Err(Failure::Failed("an array was not stopped cleanly".into()))
+        }
+        (Reason::CoreLost, _) => Err(Failure::Failed(
+            "a data core ended by itself, which is a fault of raidfabric; please report it with \
+             the log above"
+                .into(),
+        )),
+    }
+}
+
+/// Tells how to connect; a daemon serves on even if nobody reads it.
+fn print_connect_lines(plan: &Plan, server: &Server) {
+    for subsystem in &plan.config.subsystems {
+        for &address in server.addresses() {
+            let _ = print::line(present::connect_line(&subsystem.nqn, address));
+        }
+    }
+    let _ = print::line("serving; Ctrl-C ends it");
+}
+
+/// Why the service ends.
+#[derive(Clone, Copy, Debug)]
+enum Reason {
+    Signal(&'static str),
+    CoreLost,
+}
+
+impl std::fmt::Display for Reason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Signal(name) => f.write_str(name),
+            Self::CoreLost => f.write_str("a data core has ended"),
+        }
+    }
+}
+
+/// Says that it serves, and waits for a reason to stop.
+fn watch_until_stopped(plan: &Plan, server: &Server) -> std::io::Result<Reason> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        // Before anybody is told that it serves: who reads that may send a signal at once.
+        let signals = Signals::catch()?;
+        print_connect_lines(plan, server);
+        Ok(watch(server, signals).await)
+    })
+}
+
+/// The signals that are not fatal to a daemon.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    report: Signal,
+}
+
+impl Signals {
+    fn catch() -> std::io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            report: signal(SignalKind::user_defined1())?,
+        })
+    }
+}
+
+/// Waits for a reason to stop; logs what an operator should know meanwhile.
+async fn watch(server: &Server, mut signals: Signals) -> Reason {
+    let mut second = tokio::time::interval(Duration::from_secs(1));
+    let mut half_minute = tokio::time::interval(Duration::from_secs(30));
+    let mut watcher = Watcher::default();
+    loop {
+        tokio::select! {
+            _ = signals.terminate.recv() => return Reason::Signal("SIGTERM"),
+            _ = signals.interrupt.recv() => return Reason::Signal("interrupted"),
+            _ = signals.report.recv() => tracing::info!("{}", server.in_use()),
+            _ = half_minute.tick() => server.report_health(),
+            _ = second.tick() => {
+                if server.has_lost_a_core() {
+                    return Reason::CoreLost;
+                }
+                watcher.look(server);
+            }
+        }
+    }
+}
+
+/// Notices what changes about the arrays, and says it once.
+#[derive(Default)]
+struct Watcher {
+    failed: HashSet<String>,
+    resyncing: HashSet<String>,
+}
+
+impl Watcher {
+    fn look(&mut self, server: &Server) {
+        for (name, array) in server.arrays() {
+            if let Some(failure) = array.failure()
+                && self.failed.insert(name.to_owned())
+            {
+                tracing::error!(
+                    array = name,
+                    "the array has failed and takes no more writes: {failure}. See the kernel's \
+                     log (dmesg) for the drive"
+                );
+                server.report_health();
+            }
+            if array.is_in_sync() {
+                if self.resyncing.remove(name) {
+                    tracing::info!(array = name, "resync done: all copies are equal");
+                }
+            } else {
+                self.resyncing.insert(name.to_owned());
+            }
+        }
+    }
+}

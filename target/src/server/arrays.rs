@@ -1,0 +1,547 @@
+//! From configured arrays to open ones: look at everything first, then create or assemble.
+//!
+//! 1. [`Prospect::look`] opens and reads the drives of one array and decides what they are. Nothing
+//!    is written, so that a fault in any array leaves all of them as they were.
+//! 2. [`Prospect::take`] creates the array or puts it together.
+//!
+//! An array that has existed is never created anew: neither one whose UUID is configured, nor one
+//! that the state directory remembers. What the operator names may be (see [`super::overwrite`]).
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use raidfabric_raid::assemble::{
+    self, ArrayHandle, ArrayInfo, CreateError, Decision, Examined, Expected, NewArray, examine,
+    find_members,
+};
+use raidfabric_raid::device::{
+    DeviceError, Intent, OpenDevice, Patience, advice, open, open_patiently,
+};
+use raidfabric_raid::geometry::{self, Geometry, GeometryError};
+use raidfabric_raid::memory::MemoryDrive;
+use raidfabric_raid::metadata::{self, superblock};
+use uuid::Uuid;
+
+use super::state::{StateDirectory, StateError};
+use super::temperature;
+use crate::config::drives::Drives;
+use crate::config::{Array, Level};
+use crate::core::MemberPlan;
+use crate::runtime::DriveFacts;
+
+/// How long a drive is waited for whose last owner was killed with requests in the kernel.
+const PREDECESSOR_PATIENCE: Duration = Duration::from_secs(30);
+
+/// The namespace of names in which memory arrays have their UUIDs.
+const MEMORY_NAMESPACE: Uuid = Uuid::from_u128(0x6f1c_2f0a_63d7_4c0e_9a1b_7261_6964_6661);
+
+/// Why an array cannot be served. Nothing has been touched, unless it says so.
+#[derive(Debug, thiserror::Error)]
+pub enum ArrayStartError {
+    /// A drive cannot be opened.
+    #[error("array {array}: {source}")]
+    Device {
+        /// The array.
+        array: String,
+        /// What is wrong.
+        source: DeviceError,
+    },
+    /// The drives are not the array.
+    #[error("array {array}: {source}")]
+    Drives {
+        /// The array.
+        array: String,
+        /// What is wrong.
+        source: Box<CreateError>,
+    },
+    /// The drives hold nothing, and yet the array has existed.
+    #[error(
+        "array {array}: it existed here with UUID {uuid} (says {record:?}), so no other is created \
+         in its place unasked. Bring its own drives; or, if its data is not needed any more, create \
+         it anew with `raidfabric array create FILE --array {array}` and --overwrite for each of \
+         its drives"
+    )]
+    Existed {
+        /// The array.
+        array: String,
+        /// What it was.
+        uuid: Uuid,
+        /// The record.
+        record: PathBuf,
+    },
+    /// It has a UUID in the configuration.
+    #[error(
+        "array {array}: its `uuid` in the configuration, {uuid}, says that it exists; to create a \
+         new one on these drives, take that key out of the file"
+    )]
+    HasUuid {
+        /// The array.
+        array: String,
+        /// As configured.
+        uuid: Uuid,
+    },
+    /// A drive that was to be overwritten could not be.
+    #[error(
+        "array {array}: wiping {drive} failed: {source}; see the kernel's log (dmesg). Drives \
+         wiped before it are blank; nothing was created. The same command can be given again"
+    )]
+    Wipe {
+        /// The array.
+        array: String,
+        /// The drive.
+        drive: String,
+        /// Its error.
+        source: std::io::Error,
+    },
+    /// A drive that was wiped still holds something.
+    #[error(
+        "array {array}: {drive} was wiped, and yet holds {contents}; nothing was created. Wipe it \
+         with `wipefs --all` or `blkdiscard`, and give the same command again"
+    )]
+    NotWiped {
+        /// The array.
+        array: String,
+        /// The drive.
+        drive: String,
+        /// What is there.
+        contents: String,
+    },
+    /// The shape is not possible.
+    #[error("array {array}: {source}")]
+    Geometry {
+        /// The array.
+        array: String,
+        /// What is wrong.
+        source: GeometryError,
+    },
+    /// A drive's blocks are larger than the namespace's.
+    #[error(
+        "array {array}: {drive} has blocks of {drive_bytes} bytes, and namespace {nsid} of {nqn} \
+         has blocks of {block_bytes}: set `block_size: {drive_bytes}`"
+    )]
+    BlockSize {
+        /// The array.
+        array: String,
+        /// The drive.
+        drive: String,
+        /// Its block.
+        drive_bytes: u32,
+        /// The namespace.
+        nsid: u32,
+        /// Its subsystem.
+        nqn: String,
+        /// Its block.
+        block_bytes: u32,
+    },
+    /// The state directory.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// The process is out of descriptors.
+    #[error("array {array}: cannot duplicate a descriptor: {source}; raise `ulimit -n`")]
+    Descriptors {
+        /// The array.
+        array: String,
+        /// The system's error.
+        source: std::io::Error,
+    },
+}
+
+/// A configured array whose drives have been looked at.
+pub struct Prospect {
+    name: String,
+    kind: Kind,
+}
+
+enum Kind {
+    Memory(Geometry, Vec<MemoryDrive>),
+    Drives(Survey),
+}
+
+/// An array that is ours.
+pub struct OpenArray {
+    /// Its name in the configuration.
+    pub name: String,
+    /// Its UUID.
+    pub uuid: Uuid,
+    /// Its shape.
+    pub geometry: Geometry,
+    /// Where each member's data begins, by slot.
+    pub data_offsets_bytes: Vec<u64>,
+    /// Up to where its copies agree; `u64::MAX` for everywhere.
+    pub resync_position_bytes: u64,
+    /// Whether it has just been created.
+    pub created: bool,
+    /// Its superblocks; `None` in memory.
+    pub handle: Option<Arc<Mutex<ArrayHandle<OpenDevice>>>>,
+    memory: Vec<MemoryDrive>,
+}
+
+/// Opens drives of an array for ourselves, waiting so long for a predecessor that was killed.
+///
+/// # Errors
+/// [`ArrayStartError::Device`].
+pub(super) fn own_drives(
+    array: &str,
+    paths: &[PathBuf],
+    limit: Duration,
+) -> Result<Vec<OpenDevice>, ArrayStartError> {
+    let device = |source| ArrayStartError::Device { array: array.to_owned(), source };
+    let mut media = Vec::with_capacity(paths.len());
+    for path in paths {
+        let mut notify = |text: &str| tracing::warn!(array, "{text}");
+        let patience = Patience { limit, notify: &mut notify };
+        let medium = open_patiently(path, Intent::Own, patience).map_err(device)?;
+        if let Some(warning) = medium.identity().warning() {
+            tracing::warn!(array, "{warning}");
+        }
+        media.push(medium);
+    }
+    Ok(media)
+}
+
+/// Opens drives only to look at them, whoever has them.
+fn look_at_drives(array: &str, paths: &[PathBuf]) -> Result<Vec<OpenDevice>, ArrayStartError> {
+    let device = |source| ArrayStartError::Device { array: array.to_owned(), source };
+    paths.iter().map(|path| open(path, Intent::Examine).map_err(device)).collect()
+}
+
+/// Reads what drives hold.
+///
+/// # Errors
+/// [`ArrayStartError::Drives`].
+pub(super) fn examine_all(
+    array: &str,
+    media: &[OpenDevice],
+) -> Result<Vec<Examined>, ArrayStartError> {
+    let failed = |source: assemble::AssembleError| ArrayStartError::Drives {
+        array: array.to_owned(),
+        source: Box::new(source.into()),
+    };
+    media.iter().map(|medium| examine(medium).map_err(failed)).collect()
+}
+
+/// The array that is created if the drives are blank.
+pub(super) fn new_array(array: &Array, homehost: Option<String>) -> NewArray {
+    NewArray {
+        name: array.name.clone(),
+        homehost,
+        level: metadata_level(array.level),
+        chunk_bytes: array.chunk_bytes,
+        uuid: None,
+    }
+}
+
+/// Drives that were examined, and what they are together.
+struct Survey {
+    media: Vec<OpenDevice>,
+    examined: Vec<Examined>,
+    decision: Decision,
+}
+
+impl Survey {
+    /// `open` opens the drives.
+    fn new(
+        array: &Array,
+        paths: &[PathBuf],
+        homehost: Option<String>,
+        state: Option<&StateDirectory>,
+        open: impl FnOnce(&[PathBuf]) -> Result<Vec<OpenDevice>, ArrayStartError>,
+    ) -> Result<Self, ArrayStartError> {
+        let name = &array.name;
+        let record = state.map(|state| state.record(name)).transpose()?.flatten();
+        let known = array.uuid.or(record.as_ref().map(|record| record.uuid));
+        let media = open(&with_moved_members(paths, known))?;
+        let examined = examine_all(name, &media)?;
+        let expected = Expected {
+            uuid: array.uuid,
+            level: Some(metadata_level(array.level)),
+            chunk_bytes: (array.chunk_bytes > 0).then_some(array.chunk_bytes),
+            last_known: record
+                .iter()
+                .flat_map(|record| (0..).zip(record.members.iter().cloned()))
+                .collect(),
+        };
+        let decision =
+            assemble::decide(&examined, &expected, &new_array(array, homehost)).map_err(
+                |source| ArrayStartError::Drives { array: name.clone(), source: Box::new(source) },
+            )?;
+        if let (Decision::Create(_), Some(record), Some(state)) = (&decision, record, state) {
+            return Err(ArrayStartError::Existed {
+                record: state.path_of(name),
+                array: name.clone(),
+                uuid: record.uuid,
+            });
+        }
+        Ok(Self { media, examined, decision })
+    }
+}
+
+/// What a configured array is, by a look at its drives.
+pub enum Outlook {
+    /// In memory: there is nothing to create.
+    Memory,
+    /// It exists.
+    Exists(Box<ArrayInfo>),
+    /// Its drives are blank.
+    Blank,
+}
+
+impl Outlook {
+    /// Looks at the drives of an array, read-only, also while somebody has them.
+    ///
+    /// # Errors
+    /// [`ArrayStartError`]: they are neither the array nor all blank.
+    pub fn look(
+        array: &Array,
+        drives: &Drives,
+        state: Option<&StateDirectory>,
+    ) -> Result<Self, ArrayStartError> {
+        let Drives::Paths(paths) = drives else { return Ok(Self::Memory) };
+        let open = |paths: &[PathBuf]| look_at_drives(&array.name, paths);
+        Ok(match Survey::new(array, paths, None, state, open)?.decision {
+            Decision::Assemble(plan) => Self::Exists(Box::new(plan.info)),
+            Decision::Create(_) => Self::Blank,
+        })
+    }
+}
+
+impl Prospect {
+    /// Opens and examines the drives of an array and decides what to do with them.
+    ///
+    /// # Errors
+    /// [`ArrayStartError`]; nothing has been written.
+    pub fn look(
+        array: &Array,
+        drives: &Drives,
+        homehost: Option<String>,
+        state: Option<&StateDirectory>,
+    ) -> Result<Self, ArrayStartError> {
+        let name = array.name.clone();
+        let paths = match drives {
+            Drives::Memory(sizes) => {
+                let geometry = memory_geometry(array, sizes)?;
+                let drives = sizes.iter().map(|&size| MemoryDrive::new(size)).collect();
+                return Ok(Self { name, kind: Kind::Memory(geometry, drives) });
+            }
+            Drives::Paths(paths) => paths,
+        };
+        let open = |paths: &[PathBuf]| own_drives(&name, paths, PREDECESSOR_PATIENCE);
+        let survey = Survey::new(array, paths, homehost, state, open)?;
+        Ok(Self { name, kind: Kind::Drives(survey) })
+    }
+
+    /// The array's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The blocks of each drive, with its name.
+    pub fn drive_blocks(&self) -> Vec<(String, u32)> {
+        match &self.kind {
+            Kind::Memory(..) => Vec::new(),
+            Kind::Drives(survey) => survey
+                .media
+                .iter()
+                .map(|medium| (medium.identity().name(), medium.logical_block_bytes()))
+                .collect(),
+        }
+    }
+
+    /// Creates the array on its blank drives, or puts it together.
+    ///
+    /// # Errors
+    /// [`ArrayStartError`]; it says what has been written.
+    pub fn take(self, state: Option<&StateDirectory>) -> Result<OpenArray, ArrayStartError> {
+        let Self { name, kind } = self;
+        let Survey { media, examined, decision } = match kind {
+            Kind::Memory(geometry, memory) => return Ok(memory_array(name, geometry, memory)),
+            Kind::Drives(survey) => survey,
+        };
+        let failed =
+            |source| ArrayStartError::Drives { array: name.clone(), source: Box::new(source) };
+        let (handle, created) = match decision {
+            Decision::Create(plan) => (assemble::create(&plan, media).map_err(failed)?, true),
+            Decision::Assemble(plan) => {
+                let (handle, unused) = ArrayHandle::assemble(&plan, &examined, media);
+                for medium in unused {
+                    let drive = medium.identity().name();
+                    tracing::warn!(
+                        array = name,
+                        drive,
+                        "belongs to the array but has no place in it"
+                    );
+                }
+                (handle, false)
+            }
+        };
+        settle(from_handle(name, handle, created)?, state)
+    }
+}
+
+/// Remembers an array that is ours, and advises on what could take it away at the next boot.
+pub(super) fn settle(
+    array: OpenArray,
+    state: Option<&StateDirectory>,
+) -> Result<OpenArray, ArrayStartError> {
+    if let Some(state) = state {
+        state.remember(&array.name, array.uuid, array.member_names())?;
+    }
+    if let Some(advice) = advice::assembly_advice(array.uuid) {
+        tracing::warn!(array = array.name, "{advice}");
+    }
+    Ok(array)
+}
+
+/// Beside the listed drives, those that carry the array's UUID under other names.
+fn with_moved_members(paths: &[PathBuf], known: Option<Uuid>) -> Vec<PathBuf> {
+    let mut paths = paths.to_vec();
+    let Some(uuid) = known else { return paths };
+    let identity = |path: &PathBuf| std::fs::canonicalize(path).ok();
+    for found in find_members(uuid, &[]) {
+        if !paths.iter().any(|path| identity(path) == identity(&found.path)) {
+            tracing::info!(drive = %found.path.display(), %uuid, "found a member under another name");
+            paths.push(found.path);
+        }
+    }
+    paths
+}
+
+fn metadata_level(level: Level) -> metadata::Level {
+    match level {
+        Level::Raid0 => metadata::Level::Raid0,
+        Level::Raid1 => metadata::Level::Raid1,
+        Level::Raid5 => metadata::Level::Raid5,
+        Level::Raid6 => metadata::Level::Raid6,
+        Level::Raid10 => metadata::Level::Raid10,
+    }
+}
+
+fn engine_geometry(
+    name: &str,
+    on_disk: &superblock::Geometry,
+) -> Result<Geometry, ArrayStartError> {
+    let level = match on_disk.level {
+        metadata::Level::Raid0 => geometry::Level::Raid0,
+        metadata::Level::Raid1 => geometry::Level::Raid1,
+        metadata::Level::Raid10 => geometry::Level::Raid10,
+        unserved @ (metadata::Level::Raid5 | metadata::Level::Raid6) => {
+            return Err(ArrayStartError::Drives {
+                array: name.to_owned(),
+                source: Box::new(CreateError::NotServed(unserved)),
+            });
+        }
+    };
+    let chunk = u32::try_from(on_disk.chunk_bytes).unwrap_or(u32::MAX);
+    Geometry::new(level, on_disk.members, chunk, on_disk.component_bytes)
+        .map_err(|source| ArrayStartError::Geometry { array: name.to_owned(), source })
+}
+
+pub(super) fn from_handle(
+    name: String,
+    handle: ArrayHandle<OpenDevice>,
+    created: bool,
+) -> Result<OpenArray, ArrayStartError> {
+    let geometry = engine_geometry(&name, &handle.info().geometry)?;
+    Ok(OpenArray {
+        uuid: handle.info().uuid,
+        geometry,
+        data_offsets_bytes: handle.members().iter().map(|m| m.data_offset_bytes()).collect(),
+        resync_position_bytes: handle.resync_from_bytes().unwrap_or(u64::MAX),
+        created,
+        handle: Some(Arc::new(Mutex::new(handle))),
+        memory: Vec::new(),
+        name,
+    })
+}
+
+fn memory_geometry(array: &Array, sizes: &[u64]) -> Result<Geometry, ArrayStartError> {
+    let smallest = sizes.iter().copied().min().unwrap_or(0);
+    let on_disk = superblock::Geometry {
+        level: metadata_level(array.level),
+        members: sizes.len(),
+        chunk_bytes: array.chunk_bytes,
+        component_bytes: smallest,
+    };
+    engine_geometry(&array.name, &on_disk)
+}
+
+fn memory_array(name: String, geometry: Geometry, memory: Vec<MemoryDrive>) -> OpenArray {
+    OpenArray {
+        // The same after a restart, as hosts that stay connected expect of it.
+        uuid: Uuid::new_v5(&MEMORY_NAMESPACE, name.as_bytes()),
+        geometry,
+        data_offsets_bytes: vec![0; memory.len()],
+        resync_position_bytes: u64::MAX,
+        created: true,
+        handle: None,
+        memory,
+        name,
+    }
+}
+
+impl OpenArray {
+    /// Handles on the members for one core: duplicates of the descriptors that own the drives.
+    ///
+    /// # Errors
+    /// [`ArrayStartError::Descriptors`].
+    pub fn members(&self) -> Result<Vec<MemberPlan>, ArrayStartError> {
+        let Some(handle) = &self.handle else {
+            return Ok(self.memory.iter().cloned().map(MemberPlan::Memory).collect());
+        };
+        let handle = handle.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let member = |member: &assemble::Member<OpenDevice>| {
+            let medium = member.medium();
+            let fd: OwnedFd = medium.descriptors().io.try_clone()?;
+            let facts = DriveFacts {
+                size_bytes: raidfabric_raid::device::Medium::size_bytes(medium),
+                block_size_bytes: medium.logical_block_bytes(),
+                has_volatile_cache: medium.has_volatile_cache(),
+            };
+            Ok(MemberPlan::Uring(fd, facts))
+        };
+        let members = handle.members().iter().map(member).collect::<std::io::Result<_>>();
+        members.map_err(|source| ArrayStartError::Descriptors { array: self.name.clone(), source })
+    }
+
+    /// The names of its drives, by slot; none in memory.
+    pub fn drive_names(&self) -> Vec<String> {
+        let Some(handle) = &self.handle else { return Vec::new() };
+        let handle = handle.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let name = |member: &assemble::Member<OpenDevice>| {
+            raidfabric_raid::device::Medium::name(member.medium())
+        };
+        handle.members().iter().map(name).collect()
+    }
+
+    /// The members' names by slot; none in memory.
+    pub fn member_names(&self) -> Vec<String> {
+        self.handle.as_ref().map_or_else(Vec::new, |handle| {
+            let handle = handle.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            handle.members().iter().map(|member| member.medium().identity().name()).collect()
+        })
+    }
+
+    /// The temperature of its warmest drive in kelvin; 0 if none has a sensor.
+    pub fn temperature_kelvin(&self) -> u16 {
+        self.handle.as_ref().map_or(0, |handle| {
+            let handle = handle.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let names = handle
+                .members()
+                .iter()
+                .filter_map(|member| member.medium().identity().kernel_name.clone());
+            let names: Vec<_> = names.collect();
+            drop(handle);
+            names.iter().filter_map(|name| temperature::of_drive(name)).max().unwrap_or(0)
+        })
+    }
+
+    /// Whether acknowledged writes may be in a volatile cache until a flush.
+    pub fn has_volatile_cache(&self) -> bool {
+        self.handle.as_ref().is_some_and(|handle| {
+            let handle = handle.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            handle.members().iter().any(|member| member.medium().has_volatile_cache())
+        })
+    }
+}

@@ -1,0 +1,164 @@
+//! The state directory: what the daemon remembers of its arrays beside the drives themselves.
+//!
+//! One small file per array, with its UUID and the names of its members. It is written before an array is first served, and
+//! replaced atomically. Its use: an array of which all listed drives turn out to be blank is
+//! created only if none of this name ever existed here; otherwise somebody has put in the wrong
+//! drives, and a new array would hide that.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+/// The format's name and version, in every file.
+const SCHEMA: &str = "raidfabric.array-record/1";
+
+/// The state directory.
+#[derive(Clone, Debug)]
+pub struct StateDirectory {
+    path: PathBuf,
+}
+
+/// What is remembered of an array.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct Record {
+    schema: String,
+    /// The array's UUID, as in the superblocks of its members.
+    pub uuid: Uuid,
+    /// The members' names by slot, as they were at the last start.
+    pub members: Vec<String>,
+}
+
+/// Why the state directory cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// The system refuses.
+    #[error(
+        "cannot {doing} {path:?}: {source}; give a directory that this user can write as \
+         `state_dir`"
+    )]
+    Io {
+        /// What was tried.
+        doing: &'static str,
+        /// Where.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The record is not one of ours.
+    #[error("{path:?} is not a record of an array ({reason}); move it away if it is not needed")]
+    Unreadable {
+        /// Where.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+impl StateDirectory {
+    /// The directory, made if it is missing.
+    ///
+    /// # Errors
+    /// [`StateError::Io`].
+    pub fn open(path: &Path) -> Result<Self, StateError> {
+        fs::create_dir_all(path).map_err(|source| StateError::Io {
+            doing: "make the state directory",
+            path: path.to_owned(),
+            source,
+        })?;
+        Ok(Self { path: path.to_owned() })
+    }
+
+    fn file(&self, array: &str) -> PathBuf {
+        // Names come from the configuration, where `/` and `.` at the start are refused.
+        self.path.join(format!("array-{array}.json"))
+    }
+
+    /// What is remembered of an array; `None` if it never existed here.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn record(&self, array: &str) -> Result<Option<Record>, StateError> {
+        let path = self.file(array);
+        let text = match fs::read(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(source) => {
+                return Err(StateError::Io { doing: "read", path, source });
+            }
+        };
+        let record: Record = serde_json::from_slice(&text).map_err(|error| {
+            StateError::Unreadable { path: path.clone(), reason: error.to_string() }
+        })?;
+        if record.schema != SCHEMA {
+            let reason = format!("its schema is {}, not {SCHEMA}", record.schema);
+            return Err(StateError::Unreadable { path, reason });
+        }
+        Ok(Some(record))
+    }
+
+    /// Remembers an array, durably, before it returns.
+    ///
+    /// # Errors
+    /// [`StateError::Io`]; the old record is still there then.
+    pub fn remember(
+        &self,
+        array: &str,
+        uuid: Uuid,
+        members: Vec<String>,
+    ) -> Result<(), StateError> {
+        let path = self.file(array);
+        let record = Record { schema: SCHEMA.to_owned(), uuid, members };
+        if self.record(array).ok().flatten().as_ref() == Some(&record) {
+            return Ok(());
+        }
+        let write = || -> io::Result<()> {
+            let new = path.with_extension("json.new");
+            let mut file = File::create(&new)?;
+            serde_json::to_writer(&mut file, &record)?;
+            file.write_all(b"\n")?;
+            file.sync_all()?;
+            fs::rename(&new, &path)?;
+            File::open(&self.path)?.sync_all()
+        };
+        write().map_err(|source| StateError::Io { doing: "write", path: path.clone(), source })
+    }
+
+    /// Where an array's record is, for messages.
+    pub fn path_of(&self, array: &str) -> PathBuf {
+        self.file(array)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn remembers_replaces_and_refuses_what_is_not_a_record() {
+        let directory = tempfile::tempdir().unwrap();
+        let state = StateDirectory::open(&directory.path().join("new")).unwrap();
+        assert_eq!(state.record("fast").unwrap(), None);
+        let (one, two) = (Uuid::from_u128(1), Uuid::from_u128(2));
+        state.remember("fast", one, vec!["a".into()]).unwrap();
+        assert_eq!(state.record("fast").unwrap().unwrap().uuid, one);
+        state.remember("fast", two, vec!["a".into(), "b".into()]).unwrap();
+        let record = state.record("fast").unwrap().unwrap();
+        assert_eq!((record.uuid, record.members.len()), (two, 2));
+
+        fs::write(state.path_of("fast"), "{}").unwrap();
+        let error = state.record("fast").unwrap_err().to_string();
+        assert!(error.contains("array-fast.json"), "{error}");
+        fs::write(state.path_of("fast"), format!("{{\"schema\":\"x/9\",\"uuid\":\"{one}\"}}"))
+            .unwrap();
+        assert!(matches!(state.record("fast"), Err(StateError::Unreadable { .. })));
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_made_is_named_with_the_cure() {
+        let error = StateDirectory::open(Path::new("/proc/nowhere")).unwrap_err().to_string();
+        assert!(error.contains("/proc/nowhere") && error.contains("state_dir"), "{error}");
+    }
+}

@@ -669,11 +669,15 @@ fn host_data_and_responses() {
 #[test]
 fn host_reports_a_damaged_read() {
     let mut host = host_at_work(BOTH);
-    let fields = C2hDataFields { cccid: 1, datao: 0, datal: 4096, last: true, success: true };
+    // The first PDU is damaged and the last is not: the command has failed all the same.
     let mut stream = Vec::new();
-    encoder(BOTH).c2h_data(&fields, &mut stream);
-    stream.resize(stream.len() + 4096, 7);
-    put_data_digest(&[8; 4096], &mut stream);
+    for (datao, sent) in [(0, 8), (2048, 7)] {
+        let last = datao > 0;
+        let fields = C2hDataFields { cccid: 1, datao, datal: 2048, last, success: last };
+        encoder(BOTH).c2h_data(&fields, &mut stream);
+        stream.resize(stream.len() + 2048, 7);
+        put_data_digest(&[sent; 2048], &mut stream);
+    }
     let mut at = 0;
     loop {
         let step = host.poll(&stream[at..]).unwrap();

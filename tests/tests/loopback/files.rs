@@ -18,6 +18,8 @@ use raidfabric_tests::host::{options, soon, volume};
 use raidfabric_tests::setup::{NQN, Setup, Target};
 use tempfile::TempDir;
 
+use crate::model::{Model, actor};
+
 const BLOCK: usize = 4096;
 const FILE_BYTES: u64 = 20 << 20;
 const NAMES: [&str; 4] = ["one", "two", "three", "four"];
@@ -536,6 +538,75 @@ async fn raid1_killed_under_load() {
 #[tokio::test]
 async fn raid10_killed_under_load() {
     killed("raid10", 4).await;
+}
+
+/// While the copies are made equal after a kill, hosts read and write as ever.
+async fn resync_under_load(level: &str, count: usize) {
+    let (directory, names) = blank(count);
+    let place = directory.path();
+    for name in &names {
+        let file = fs::File::options().write(true).open(place.join(name)).unwrap();
+        file.set_len(4 * FILE_BYTES).unwrap();
+    }
+    let setup = Setup::files(level, place, &names);
+    let mut shadow = {
+        let mut program = Program::start(&setup, place);
+        let (_controller, volume) = volume(program.address, 16).await;
+        let shadow = fill(&volume, 5).await;
+        volume.write(0, pattern(1, BLOCK)).await.unwrap();
+        program.child.kill().unwrap();
+        program.child.wait().unwrap();
+        shadow
+    };
+    shadow[..BLOCK].copy_from_slice(&pattern(1, BLOCK));
+    // What a kill in the middle of a write leaves: copies that differ where nobody knows. The
+    // first copy is the one that counts until they are equal.
+    for group in mirrors(level, &names) {
+        for other in &group[1..] {
+            let path = place.join(other);
+            let file = fs::File::options().write(true).open(&path).unwrap();
+            for mib in [3u64, 17, 40] {
+                let junk = pattern(mib, 65536);
+                file.write_all_at(&junk, data_offset(&path) + (mib << 20)).unwrap();
+            }
+        }
+    }
+    let target = setup.start();
+    assert!(!target.server().arrays().all(|(_, array)| array.is_in_sync()), "not clean");
+    let used = shadow.len() / if level == "raid10" { count / 2 } else { 1 };
+    let model = Rc::new(RefCell::new(Model::new(shadow)));
+    let local = tokio::task::LocalSet::new();
+    let (mut volumes, mut controllers) = (Vec::new(), Vec::new());
+    for host in 0..3 {
+        let (controller, volume) = volume(target.address, 16).await;
+        for depth in 0..6 {
+            let seed = host * 10 + depth;
+            local.spawn_local(actor(volume.clone(), Rc::clone(&model), seed, 60));
+        }
+        volumes.push(volume);
+        controllers.push(controller);
+    }
+    soon("commands beside the resync", local).await;
+    let start = Instant::now();
+    while !target.server().arrays().all(|(_, array)| array.is_in_sync()) {
+        assert!(start.elapsed() < Duration::from_secs(20), "{level}: the resync does not end");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let shadow = std::mem::take(&mut model.borrow_mut().shadow);
+    check(&volumes[0], &shadow, "after the resync").await;
+    drop((volumes, controllers));
+    target.settle_and_stop().await;
+    copies_are_equal(place, &mirrors(level, &names), used, level);
+}
+
+#[tokio::test]
+async fn raid1_resync_under_load() {
+    resync_under_load("raid1", 3).await;
+}
+
+#[tokio::test]
+async fn raid10_resync_under_load() {
+    resync_under_load("raid10", 4).await;
 }
 
 /// Hosts on different cores write the same blocks: the copies come out equal.

@@ -9,4 +9,5 @@ mod files;
 mod hostile;
 mod io;
 mod model;
+mod races;
 mod stuck;

@@ -23,19 +23,17 @@ use raidfabric_tests::setup::{NQN, Setup, Target};
 const BLOCK: usize = 4096;
 
 /// What the volume must hold, and which blocks have a command on them just now.
-struct Model {
-    shadow: Vec<u8>,
+pub(crate) struct Model {
+    pub(crate) shadow: Vec<u8>,
     readers: Vec<u16>,
     writing: Vec<bool>,
 }
 
 impl Model {
-    fn new(blocks: usize) -> Self {
-        Self {
-            shadow: vec![0; blocks * BLOCK],
-            readers: vec![0; blocks],
-            writing: vec![false; blocks],
-        }
+    /// A volume that holds this.
+    pub(crate) fn new(shadow: Vec<u8>) -> Self {
+        let blocks = shadow.len() / BLOCK;
+        Self { shadow, readers: vec![0; blocks], writing: vec![false; blocks] }
     }
 
     fn try_read(&mut self, blocks: &Range<usize>) -> bool {
@@ -69,7 +67,8 @@ impl Model {
     }
 }
 
-async fn actor(volume: Volume, model: Rc<RefCell<Model>>, seed: u64, turns: usize) {
+/// Does random commands on blocks that nobody else has a command on, and checks each read.
+pub(crate) async fn actor(volume: Volume, model: Rc<RefCell<Model>>, seed: u64, turns: usize) {
     let mut random = Random::new(seed);
     let total = volume.namespace().blocks;
     for _ in 0..turns {
@@ -137,7 +136,7 @@ async fn random_commands(level: &str, members: usize, member_mib: u64, more: &st
         controllers.push(controller);
     }
     let blocks = volumes[0].namespace().blocks as usize;
-    let model = Rc::new(RefCell::new(Model::new(blocks)));
+    let model = Rc::new(RefCell::new(Model::new(vec![0; blocks * BLOCK])));
     let local = tokio::task::LocalSet::new();
     for (n, volume) in volumes.iter().enumerate() {
         for depth in 0..12 {

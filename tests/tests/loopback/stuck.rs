@@ -33,13 +33,13 @@ fn target(timeout: &str) -> Target {
 }
 
 /// A connection that is stuck, with what keeps it from being anything else.
-struct Stuck {
+pub(crate) struct Stuck {
     connection: Connection,
     _host: Option<RawHost>,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum State {
+pub(crate) enum State {
     Silent,
     HalfInitialized,
     Initialized,
@@ -50,7 +50,7 @@ enum State {
     HalfCapsule,
 }
 
-const STATES: [State; 8] = [
+pub(crate) const STATES: [State; 8] = [
     State::Silent,
     State::HalfInitialized,
     State::Initialized,
@@ -71,7 +71,7 @@ async fn flood(connection: &mut Connection, bytes: &[u8], times: usize) {
     }
 }
 
-async fn stuck(target: &Target, state: State) -> Stuck {
+pub(crate) async fn stuck(target: &Target, state: State) -> Stuck {
     let address = target.address;
     let alone = |connection| Stuck { connection, _host: None };
     match state {

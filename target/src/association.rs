@@ -5,7 +5,8 @@
 //! what it needs for those.
 //!
 //! Invariants: a controller exists as long as its admin connection; its I/O connections are ended
-//! with it. The lock of the registry is never held while one of an association is.
+//! with it. Locks are taken in this order: an association's controller, then its connections; that
+//! of the registry is never held while one of an association is.
 
 use std::collections::HashMap;
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -57,8 +58,15 @@ pub struct Association {
     controller: Mutex<Controller>,
     /// Something happened that the admin connection has to look at.
     pub changed: Notify,
-    connections: Mutex<Vec<(u16, Arc<TcpStream>)>>,
+    connections: Mutex<Connections>,
     shutdowns: AtomicU64,
+}
+
+/// The connections of an association, by queue number.
+struct Connections {
+    open: Vec<(u16, Arc<TcpStream>)>,
+    /// The association ends: no further one is taken in.
+    ended: bool,
 }
 
 /// What one core has done for one subsystem. Written by that core only.
@@ -225,7 +233,10 @@ impl Registry {
             subsystem,
             controller: Mutex::new(controller),
             changed: Notify::new(),
-            connections: Mutex::new(vec![(0, Arc::clone(origin.stream))]),
+            connections: Mutex::new(Connections {
+                open: vec![(0, Arc::clone(origin.stream))],
+                ended: false,
+            }),
             shutdowns: AtomicU64::new(0),
         });
         live.controllers.insert(cntlid, Arc::clone(&association));
@@ -243,11 +254,18 @@ impl Registry {
             subsystem_nqn: request.subsystem_nqn.clone(),
         };
         let association = association.ok_or_else(unknown)?;
-        let grant = lock(&association.controller).connect_io_queue(request)?;
+        // Under one lock: a reset or an end comes either before, and the queue is refused, or
+        // after, and finds the connection among those that it ends.
+        let mut controller = association.controller();
+        let grant = controller.connect_io_queue(request)?;
+        if !association.take_in(grant.qid, origin.stream) {
+            controller.handle_io_queue_closed(grant.qid);
+            return Err(unknown());
+        }
+        drop(controller);
         let index = association.subsystem.ok_or_else(unknown)?;
         let subsystem = self.served.subsystems.get(index).ok_or_else(unknown)?;
         let cntlid = association.cntlid;
-        lock(&association.connections).push((grant.qid, Arc::clone(origin.stream)));
         let queue =
             IoQueue { qid: grant.qid, subsystem: Arc::clone(subsystem), index, association };
         Ok(Connected { queue: Queue::Io(Rc::new(queue)), grant, cntlid })
@@ -267,7 +285,7 @@ impl Registry {
             }
             Queue::Io(queue) => {
                 let association = &queue.association;
-                lock(&association.connections).retain(|(qid, _)| *qid != queue.qid);
+                lock(&association.connections).open.retain(|(qid, _)| *qid != queue.qid);
                 association.controller().handle_io_queue_closed(queue.qid);
             }
         }
@@ -344,21 +362,32 @@ impl Association {
         }
     }
 
-    /// I/O connections there are.
+    /// Takes an I/O connection in, unless the association ends.
+    fn take_in(&self, qid: u16, stream: &Arc<TcpStream>) -> bool {
+        let mut connections = lock(&self.connections);
+        if !connections.ended {
+            connections.open.push((qid, Arc::clone(stream)));
+        }
+        !connections.ended
+    }
+
+    /// I/O connections of which something is left, if only a command that has not ended.
     pub fn io_connections(&self) -> usize {
-        lock(&self.connections).iter().filter(|(qid, _)| *qid != 0).count()
+        lock(&self.connections).open.iter().filter(|(qid, _)| *qid != 0).count()
     }
 
     /// Ends the I/O connections; their cores notice.
     pub fn shut_down_io(&self) {
-        for (_, stream) in lock(&self.connections).iter().filter(|(qid, _)| *qid != 0) {
+        for (_, stream) in lock(&self.connections).open.iter().filter(|(qid, _)| *qid != 0) {
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
 
-    /// Ends all connections; their cores notice.
+    /// Ends all connections, for good; their cores notice.
     pub fn shut_down_all(&self) {
-        for (_, stream) in lock(&self.connections).iter() {
+        let mut connections = lock(&self.connections);
+        connections.ended = true;
+        for (_, stream) in &connections.open {
             let _ = stream.shutdown(Shutdown::Both);
         }
     }

@@ -36,7 +36,6 @@ pub(super) struct Incoming {
     pub(super) buffer: Option<Buffer>,
     /// The buffer's place in the command's data.
     pub(super) base_bytes: u32,
-    asked_at: Instant,
     done: Option<DigestCheck>,
     waker: Option<Waker>,
 }
@@ -74,6 +73,10 @@ pub struct Connection {
     closed: Cell<bool>,
     opened_at: Instant,
     sending_since: Cell<Option<Instant>>,
+    /// The reader waits for the host's bytes, and for nothing else.
+    listening: Cell<bool>,
+    /// When the housekeeper first saw that the host owes bytes; it has at each look since.
+    owing: Cell<Option<Instant>>,
     _seat: Seat,
 }
 
@@ -115,6 +118,8 @@ impl Connection {
             closed: Cell::new(false),
             opened_at: Instant::now(),
             sending_since: Cell::new(None),
+            listening: Cell::new(false),
+            owing: Cell::new(None),
             _seat: arrival.seat,
         });
         core.register(&connection);
@@ -139,24 +144,48 @@ impl Connection {
         }
     }
 
-    /// What the host has owed us for longer than it may: to take what we send, to send the data
-    /// that we asked for, or to connect its queue at all.
-    pub fn overdue(&self, now: Instant, patience: Duration) -> Option<&'static str> {
-        let late = |since: Instant| now.saturating_duration_since(since) > patience;
-        if self.sending_since.get().is_some_and(late) {
-            return Some("does not read its replies");
-        }
-        if self.incoming.borrow().values().any(|incoming| late(incoming.asked_at)) {
-            return Some("does not send the data of its writes");
-        }
-        if matches!(*self.queue.borrow(), Queue::Unconnected) && late(self.opened_at) {
-            return Some("does not connect a queue");
-        }
-        None
+    /// Since when the host has not taken what we are sending; `None` if nothing is being sent.
+    pub fn sending_since(&self) -> Option<Instant> {
+        self.sending_since.get()
+    }
+
+    /// Whether the host has not connected a queue in that time, however busily it sends.
+    pub fn idles_unconnected(&self, now: Instant, limit: Duration) -> bool {
+        matches!(*self.queue.borrow(), Queue::Unconnected)
+            && now.saturating_duration_since(self.opened_at) > limit
     }
 
     pub(super) fn set_sending_since(&self, since: Option<Instant>) {
         self.sending_since.set(since);
+    }
+
+    /// The reader begins to wait for the host, or has something from it.
+    pub(super) fn set_listening(&self, listening: bool) {
+        self.listening.set(listening);
+    }
+
+    /// Whether the next bytes are the host's to send: the start of the connection, the rest of a
+    /// payload, or data that it was asked for. An idle queue owes nothing.
+    fn host_owes(&self) -> bool {
+        if !self.listening.get() {
+            return false;
+        }
+        let machine = self.machine.borrow();
+        machine.direct().is_some()
+            || machine.outstanding_transfers() > 0
+            || matches!(*self.queue.borrow(), Queue::Unconnected)
+    }
+
+    /// For how long the host has sent nothing of what it owes; zero if it owes nothing. A host that
+    /// sends slowly is none that does not send. For the housekeeper, which asks at each look.
+    pub fn owed_for(&self, now: Instant) -> Duration {
+        if !self.host_owes() {
+            self.owing.set(None);
+            return Duration::ZERO;
+        }
+        let since = self.owing.get().unwrap_or(now);
+        self.owing.set(Some(since));
+        now.saturating_duration_since(since).min(self.socket.silent_for())
     }
 
     /// Ends the connection: the kernel's pending operations return, and whoever waits for the host
@@ -177,9 +206,18 @@ impl Connection {
         wake(&self.drain);
     }
 
-    /// Ends the connection because of what the host does not do.
-    pub fn close_overdue(&self, what: &str) {
-        tracing::warn!(peer = %self.peer, "the host {what}: connection closed");
+    /// Ends the connection because its host does not read what we send.
+    pub fn close_unread(&self) {
+        tracing::warn!(peer = %self.peer, "the host does not read its replies: connection closed");
+        self.close();
+    }
+
+    /// Ends the connection because its host does not send what it has begun or was asked for.
+    pub fn close_unsent(&self) {
+        tracing::warn!(
+            peer = %self.peer,
+            "the host does not send what it owes: connection closed"
+        );
         self.close();
     }
 
@@ -332,7 +370,6 @@ impl Connection {
             let entry = Incoming {
                 buffer: Some(buffer),
                 base_bytes: offset_bytes,
-                asked_at: Instant::now(),
                 done: None,
                 waker: None,
             };

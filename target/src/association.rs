@@ -5,11 +5,13 @@
 //! what it needs for those.
 //!
 //! Invariants: a controller exists as long as its admin connection; its I/O connections are ended
-//! with it. The lock of the registry is never held while one of an association is.
+//! with it. Locks are taken in this order: an association's controller, then its connections; that
+//! of the registry is never held while one of an association is.
 
 use std::collections::HashMap;
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -37,6 +39,8 @@ pub struct Registry {
     traffic: Vec<Vec<Traffic>>,
     /// For each subsystem, the arrays below it.
     arrays: Vec<Vec<Arc<Shared>>>,
+    /// For each subsystem, the temperature of its warmest drive in kelvin; 0 if not known.
+    temperatures: Vec<AtomicU16>,
     started: Instant,
 }
 
@@ -54,8 +58,15 @@ pub struct Association {
     controller: Mutex<Controller>,
     /// Something happened that the admin connection has to look at.
     pub changed: Notify,
-    connections: Mutex<Vec<(u16, Arc<TcpStream>)>>,
+    connections: Mutex<Connections>,
     shutdowns: AtomicU64,
+}
+
+/// The connections of an association, by queue number.
+struct Connections {
+    open: Vec<(u16, Arc<TcpStream>)>,
+    /// The association ends: no further one is taken in.
+    ended: bool,
 }
 
 /// What one core has done for one subsystem. Written by that core only.
@@ -95,11 +106,10 @@ pub enum Queue {
     /// The admin queue of an association.
     Admin(Arc<Association>),
     /// An I/O queue.
-    Io(IoQueue),
+    Io(Rc<IoQueue>),
 }
 
 /// An I/O queue, with all that its commands need.
-#[derive(Clone)]
 pub struct IoQueue {
     /// Its association.
     pub association: Arc<Association>,
@@ -144,6 +154,7 @@ impl Registry {
         Self {
             live: Mutex::default(),
             traffic: (0..cores).map(traffic).collect(),
+            temperatures: (0..subsystems).map(|_| AtomicU16::new(0)).collect(),
             arrays,
             started: Instant::now(),
             served,
@@ -222,7 +233,10 @@ impl Registry {
             subsystem,
             controller: Mutex::new(controller),
             changed: Notify::new(),
-            connections: Mutex::new(vec![(0, Arc::clone(origin.stream))]),
+            connections: Mutex::new(Connections {
+                open: vec![(0, Arc::clone(origin.stream))],
+                ended: false,
+            }),
             shutdowns: AtomicU64::new(0),
         });
         live.controllers.insert(cntlid, Arc::clone(&association));
@@ -240,14 +254,21 @@ impl Registry {
             subsystem_nqn: request.subsystem_nqn.clone(),
         };
         let association = association.ok_or_else(unknown)?;
-        let grant = lock(&association.controller).connect_io_queue(request)?;
+        // Under one lock: a reset or an end comes either before, and the queue is refused, or
+        // after, and finds the connection among those that it ends.
+        let mut controller = association.controller();
+        let grant = controller.connect_io_queue(request)?;
+        if !association.take_in(grant.qid, origin.stream) {
+            controller.handle_io_queue_closed(grant.qid);
+            return Err(unknown());
+        }
+        drop(controller);
         let index = association.subsystem.ok_or_else(unknown)?;
         let subsystem = self.served.subsystems.get(index).ok_or_else(unknown)?;
         let cntlid = association.cntlid;
-        lock(&association.connections).push((grant.qid, Arc::clone(origin.stream)));
         let queue =
             IoQueue { qid: grant.qid, subsystem: Arc::clone(subsystem), index, association };
-        Ok(Connected { queue: Queue::Io(queue), grant, cntlid })
+        Ok(Connected { queue: Queue::Io(Rc::new(queue)), grant, cntlid })
     }
 
     /// A connection is gone, with all its commands.
@@ -264,8 +285,17 @@ impl Registry {
             }
             Queue::Io(queue) => {
                 let association = &queue.association;
-                lock(&association.connections).retain(|(qid, _)| *qid != queue.qid);
+                lock(&association.connections).open.retain(|(qid, _)| *qid != queue.qid);
                 association.controller().handle_io_queue_closed(queue.qid);
+            }
+        }
+    }
+
+    /// An array's drives are this warm; a subsystem on several arrays is as warm as the last told.
+    pub fn set_temperature(&self, array: &Arc<Shared>, kelvin: u16) {
+        for (arrays, temperature) in self.arrays.iter().zip(&self.temperatures) {
+            if arrays.iter().any(|below| Arc::ptr_eq(below, array)) {
+                temperature.store(kelvin, Ordering::Relaxed);
             }
         }
     }
@@ -274,6 +304,9 @@ impl Registry {
     pub fn health(&self, subsystem: Option<usize>) -> Health {
         let mut health = Health { power_on: self.started.elapsed(), ..Health::default() };
         let Some(subsystem) = subsystem else { return health };
+        if let Some(temperature) = self.temperatures.get(subsystem) {
+            health.temperature_kelvin = temperature.load(Ordering::Relaxed);
+        }
         for core in self.traffic.iter().filter_map(|core| core.get(subsystem)) {
             let sum = |counter: &AtomicU64| u128::from(counter.load(Ordering::Relaxed));
             health.read_commands += sum(&core.read_commands);
@@ -329,21 +362,32 @@ impl Association {
         }
     }
 
-    /// I/O connections there are.
+    /// Takes an I/O connection in, unless the association ends.
+    fn take_in(&self, qid: u16, stream: &Arc<TcpStream>) -> bool {
+        let mut connections = lock(&self.connections);
+        if !connections.ended {
+            connections.open.push((qid, Arc::clone(stream)));
+        }
+        !connections.ended
+    }
+
+    /// I/O connections of which something is left, if only a command that has not ended.
     pub fn io_connections(&self) -> usize {
-        lock(&self.connections).iter().filter(|(qid, _)| *qid != 0).count()
+        lock(&self.connections).open.iter().filter(|(qid, _)| *qid != 0).count()
     }
 
     /// Ends the I/O connections; their cores notice.
     pub fn shut_down_io(&self) {
-        for (_, stream) in lock(&self.connections).iter().filter(|(qid, _)| *qid != 0) {
+        for (_, stream) in lock(&self.connections).open.iter().filter(|(qid, _)| *qid != 0) {
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
 
-    /// Ends all connections; their cores notice.
+    /// Ends all connections, for good; their cores notice.
     pub fn shut_down_all(&self) {
-        for (_, stream) in lock(&self.connections).iter() {
+        let mut connections = lock(&self.connections);
+        connections.ended = true;
+        for (_, stream) in &connections.open {
             let _ = stream.shutdown(Shutdown::Both);
         }
     }

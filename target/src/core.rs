@@ -30,8 +30,8 @@ use crate::workers::Workers;
 
 /// Received bytes are taken out of the socket in pieces of this size.
 const RECEIVE_BYTES: usize = crate::config::memory::RECEIVE_BUFFER_BYTES as usize;
-/// How often connections are looked over for hosts that do not read their replies, and counters
-/// are published.
+/// How often connections are looked over for hosts that do not read their replies or do not send
+/// what they owe, and counters are published.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
 /// Commands of other cores that a core works on at a time.
 const SERVERS: usize = 128;
@@ -55,7 +55,7 @@ pub struct Settings {
     pub in_capsule_bytes: u32,
     /// Data of an admin command, at most.
     pub max_admin_bytes: u32,
-    /// How long a host may leave replies unread.
+    /// How long a host may leave replies unread, and what it owes unsent.
     pub reply_timeout: Duration,
     /// How long the end of a refused connection is waited for.
     pub linger: Duration,
@@ -244,17 +244,20 @@ impl Core {
         self.published.memory_bytes.store(memory_bytes as u64, Ordering::Relaxed);
     }
 
-    /// Ends connections whose hosts do not read, once a second.
+    /// Ends connections whose hosts do not read, or do not send what they owe, once a second.
     async fn keep_house(self: Rc<Self>) {
         loop {
             tokio::time::sleep(HOUSEKEEPING).await;
             let now = Instant::now();
+            let limit = self.settings.reply_timeout;
             self.each_connection(|connection| {
-                let stuck = connection.sending_since().is_some_and(|since| {
-                    now.saturating_duration_since(since) > self.settings.reply_timeout
-                });
-                if stuck {
+                let unread = connection.sending_since();
+                if unread.is_some_and(|since| now.saturating_duration_since(since) > limit) {
                     connection.close_unread();
+                } else if connection.owed_for(now) > limit
+                    || connection.idles_unconnected(now, limit)
+                {
+                    connection.close_unsent();
                 }
             });
             self.publish();

@@ -36,6 +36,9 @@ const RETRY: Duration = Duration::from_millis(50);
 /// How long udev may look at a block device.
 const UDEV_LIMIT: Duration = Duration::from_secs(1);
 
+/// How long a process that is alive may take to release a drive.
+const LIVING_LIMIT: Duration = Duration::from_secs(5);
+
 /// The largest block that superblocks and headers can be written in.
 const MAX_BLOCK_BYTES: u64 = 4096;
 
@@ -89,7 +92,7 @@ pub fn open_patiently(
     patience: Patience<'_>,
 ) -> Result<OpenDevice, DeviceError> {
     let roots = Roots::default();
-    let end = Instant::now() + patience.limit;
+    let start = Instant::now();
     let mut told = false;
     loop {
         let kind = find(path)?;
@@ -102,11 +105,17 @@ pub fn open_patiently(
             Attempt::Held => holder::find(&roots, path, kind),
             Attempt::HeldBy(holder) => holder,
         };
-        if holder.is_lasting() || Instant::now() >= end {
+        // Of a killed process no descriptor is seen any more while its last requests are in the
+        // kernel; one that is seen to have the drive open lives, or is about to be gone.
+        let limit = match holder {
+            Holder::Process { .. } => patience.limit.min(LIVING_LIMIT),
+            _ => patience.limit,
+        };
+        if holder.is_lasting() || start.elapsed() >= limit {
             return Err(DeviceError::Busy { path: path.to_owned(), holder });
         }
         if !told {
-            let seconds = patience.limit.as_secs_f32();
+            let seconds = limit.as_secs_f32();
             (patience.notify)(&format!(
                 "{}: still held by {holder}; waiting up to {seconds:.0} s for its last requests",
                 path.display()

@@ -48,8 +48,8 @@ pub(super) struct File {
     /// clean, 100ms to 1h (5s).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) safe_mode_delay: Option<Time>,
-    /// How long a host may leave its replies unread before it is disconnected, 1s
-    /// to 1h (30s).
+    /// How long a host may leave its replies unread, or what it owes unsent, before
+    /// it is disconnected, 1s to 1h (30s).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) reply_timeout: Option<Time>,
     /// Memory budgets of each data core.

@@ -31,7 +31,8 @@ pub struct Config {
     pub busy_poll: Option<Duration>,
     /// How long an array must be idle before its superblocks say "clean".
     pub safe_mode_delay: Duration,
-    /// How long a host may leave its replies unread before it is disconnected.
+    /// How long a host may leave its replies unread, or what it owes unsent, before
+    /// it is disconnected.
     pub reply_timeout: Duration,
     /// Memory budgets of each data core.
     pub memory: Memory,

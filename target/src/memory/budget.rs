@@ -1,8 +1,10 @@
 //! Who may hold how many bytes of a core's transfer memory: arithmetic only.
 //!
 //! Every connection owns a guaranteed minimum, whatever the others do, and has a maximum. What the
-//! minimums leave is shared. Invariant: `shared_used + connections × guaranteed <= total`, so that
-//! a connection that holds nothing can always be granted its minimum.
+//! minimums leave is shared, but for a quarter of the whole, which is kept for the minimums of
+//! connections to come: a host must be able to connect while others use all that they can get.
+//! Invariant: `shared_used + connections × guaranteed <= total`, so that a connection that holds
+//! nothing can always be granted its minimum.
 
 /// The budget of one core. All numbers are bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +56,12 @@ impl Budget {
         self.connections = self.connections.saturating_sub(1);
     }
 
+    /// What of the shared part nobody has.
+    fn shared_free(&self) -> usize {
+        let minimums = (self.connections * self.guaranteed).max(self.total / 4);
+        self.total.saturating_sub(minimums).saturating_sub(self.shared_used)
+    }
+
     fn beyond_minimum(&self, held: usize) -> usize {
         held.saturating_sub(self.guaranteed)
     }
@@ -66,8 +74,7 @@ impl Budget {
             return Verdict::OwnMaximum;
         }
         let more = self.beyond_minimum(holds) - self.beyond_minimum(held);
-        let free = self.total - self.connections * self.guaranteed - self.shared_used;
-        if more > free {
+        if more > self.shared_free() {
             return Verdict::Exhausted;
         }
         self.shared_used += more;
@@ -108,6 +115,22 @@ mod tests {
         budget.release(300, 300);
         budget.release(100, 100);
         assert_eq!(budget.shared_used, 0);
+    }
+
+    /// Two connections that took all there was to share kept every further host out until they had
+    /// given it back.
+    #[test]
+    fn new_connections_find_their_minimum_whatever_the_others_hold() {
+        let mut budget = Budget::new(1000, 10, 500);
+        assert!(budget.admit() && budget.admit());
+        assert_eq!(budget.request(0, 500), Verdict::Granted);
+        assert_eq!(budget.request(0, 270), Verdict::Granted);
+        assert_eq!(budget.request(270, 1), Verdict::Exhausted);
+        for _ in 2..25 {
+            assert!(budget.admit());
+            assert_eq!(budget.request(0, 10), Verdict::Granted);
+        }
+        assert!(!budget.admit(), "the quarter is used up");
     }
 
     #[test]

@@ -10,6 +10,7 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use io_uring::{opcode, types};
@@ -90,6 +91,30 @@ impl Socket {
         }
         batch.inner.clear();
         (Ok(()), batch)
+    }
+
+    /// How long ago the last bytes from the peer reached this host, whether they have been received
+    /// from the socket or not; zero if the kernel does not say.
+    pub fn silent_for(&self) -> Duration {
+        // SAFETY: tcp_info is a plain C structure for which all zeros is a valid value.
+        let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+        let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
+        // SAFETY: the descriptor is open as long as `self`; the kernel writes at most `length`
+        // bytes to `info`, which has as many, and the true length to `length`.
+        let answer = unsafe {
+            libc::getsockopt(
+                self.stream.as_raw_fd(),
+                libc::IPPROTO_TCP,
+                libc::TCP_INFO,
+                (&raw mut info).cast(),
+                &raw mut length,
+            )
+        };
+        if answer == 0 {
+            Duration::from_millis(info.tcpi_last_data_recv.into())
+        } else {
+            Duration::ZERO
+        }
     }
 
     /// Ends both directions: pending and later operations return at once.

@@ -23,7 +23,8 @@ use crate::controller::{
 };
 use crate::runtime;
 
-/// How long the commands of closed I/O queues may take at a shutdown before it counts as done.
+/// How long the commands of closed I/O queues may take at a reset or shutdown before it counts as
+/// done.
 const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(30);
 /// How often that is looked at.
 const SHUTDOWN_POLL: Duration = Duration::from_millis(5);
@@ -132,9 +133,19 @@ pub(super) fn serve(
 pub(super) fn finish(command: Command, association: &Arc<Association>, sqe: &Sqe, data: Data<'_>) {
     let (connection, completion) = handle(command, association, sqe, data);
     // First what the command has set free, as the requests that an Abort or a reset ends.
-    look(&connection, association);
-    if let Some(completion) = completion {
-        answer(&connection, completion, None);
+    let resets = look(&connection, association);
+    match completion {
+        // The reset is answered when it is over: then the numbers of the I/O queues are free, and
+        // no write of before comes after one that the host sends from now on.
+        Some(completion) if resets => {
+            let association = Arc::clone(association);
+            runtime::spawn(async move {
+                io_queues_are_gone(&association).await;
+                answer(&connection, completion, None);
+            });
+        }
+        Some(completion) => answer(&connection, completion, None),
+        None => {}
     }
 }
 
@@ -174,8 +185,9 @@ fn answer(connection: &Connection, completion: Completion, data: Option<Bytes>) 
     }
 }
 
-/// Does what the controller has become ready for.
-fn look(connection: &Rc<Connection>, association: &Arc<Association>) {
+/// Does what the controller has become ready for; whether that is a reset.
+fn look(connection: &Rc<Connection>, association: &Arc<Association>) -> bool {
+    let mut resets = false;
     loop {
         // Not in the loop's head: the lock must be open again before the completion is sent.
         let completion = association.controller().poll_completion();
@@ -186,8 +198,11 @@ fn look(connection: &Rc<Connection>, association: &Arc<Association>) {
     loop {
         let effect = association.controller().poll_effect();
         match effect {
-            None => return,
-            Some(Effect::CloseIoQueues) => association.shut_down_io(),
+            None => return resets,
+            Some(Effect::CloseIoQueues) => {
+                association.shut_down_io();
+                resets = true;
+            }
             Some(Effect::Shutdown { flush }) => {
                 let (connection, association) = (Rc::clone(connection), Arc::clone(association));
                 let number = association.begin_shutdown();
@@ -209,13 +224,18 @@ fn look(connection: &Rc<Connection>, association: &Arc<Association>) {
     }
 }
 
-/// Ends the I/O queues, waits for their commands, and makes what was written durable.
-async fn shut_down(connection: &Rc<Connection>, association: &Arc<Association>, flush: bool) {
-    association.shut_down_io();
+/// Waits until the I/O queues, which have been told to end, and their commands are gone.
+async fn io_queues_are_gone(association: &Association) {
     let deadline = Instant::now() + SHUTDOWN_PATIENCE;
     while association.io_connections() > 0 && Instant::now() < deadline {
         tokio::time::sleep(SHUTDOWN_POLL).await;
     }
+}
+
+/// Ends the I/O queues, waits for their commands, and makes what was written durable.
+async fn shut_down(connection: &Rc<Connection>, association: &Arc<Association>, flush: bool) {
+    association.shut_down_io();
+    io_queues_are_gone(association).await;
     if flush && let Some(subsystem) = association.subsystem() {
         let status = connection.core.flush_all(subsystem).await;
         if status != Status::SUCCESS {

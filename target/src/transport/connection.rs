@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use raidfabric_protocol::tcp::target as machine;
 use raidfabric_protocol::tcp::{DigestCheck, FatalError};
@@ -71,7 +71,12 @@ pub struct Connection {
     queue_size: Cell<u32>,
     sq_head: Cell<u16>,
     closed: Cell<bool>,
+    opened_at: Instant,
     sending_since: Cell<Option<Instant>>,
+    /// The reader waits for the host's bytes, and for nothing else.
+    listening: Cell<bool>,
+    /// When the housekeeper first saw that the host owes bytes; it has at each look since.
+    owing: Cell<Option<Instant>>,
     _seat: Seat,
 }
 
@@ -111,7 +116,10 @@ impl Connection {
             queue_size: Cell::new(1),
             sq_head: Cell::new(0),
             closed: Cell::new(false),
+            opened_at: Instant::now(),
             sending_since: Cell::new(None),
+            listening: Cell::new(false),
+            owing: Cell::new(None),
             _seat: arrival.seat,
         });
         core.register(&connection);
@@ -141,8 +149,43 @@ impl Connection {
         self.sending_since.get()
     }
 
+    /// Whether the host has not connected a queue in that time, however busily it sends.
+    pub fn idles_unconnected(&self, now: Instant, limit: Duration) -> bool {
+        matches!(*self.queue.borrow(), Queue::Unconnected)
+            && now.saturating_duration_since(self.opened_at) > limit
+    }
+
     pub(super) fn set_sending_since(&self, since: Option<Instant>) {
         self.sending_since.set(since);
+    }
+
+    /// The reader begins to wait for the host, or has something from it.
+    pub(super) fn set_listening(&self, listening: bool) {
+        self.listening.set(listening);
+    }
+
+    /// Whether the next bytes are the host's to send: the start of the connection, the rest of a
+    /// payload, or data that it was asked for. An idle queue owes nothing.
+    fn host_owes(&self) -> bool {
+        if !self.listening.get() {
+            return false;
+        }
+        let machine = self.machine.borrow();
+        machine.direct().is_some()
+            || machine.outstanding_transfers() > 0
+            || matches!(*self.queue.borrow(), Queue::Unconnected)
+    }
+
+    /// For how long the host has sent nothing of what it owes; zero if it owes nothing. A host that
+    /// sends slowly is none that does not send. For the housekeeper, which asks at each look.
+    pub fn owed_for(&self, now: Instant) -> Duration {
+        if !self.host_owes() {
+            self.owing.set(None);
+            return Duration::ZERO;
+        }
+        let since = self.owing.get().unwrap_or(now);
+        self.owing.set(Some(since));
+        now.saturating_duration_since(since).min(self.socket.silent_for())
     }
 
     /// Ends the connection: the kernel's pending operations return, and whoever waits for the host
@@ -166,6 +209,15 @@ impl Connection {
     /// Ends the connection because its host does not read what we send.
     pub fn close_unread(&self) {
         tracing::warn!(peer = %self.peer, "the host does not read its replies: connection closed");
+        self.close();
+    }
+
+    /// Ends the connection because its host does not send what it has begun or was asked for.
+    pub fn close_unsent(&self) {
+        tracing::warn!(
+            peer = %self.peer,
+            "the host does not send what it owes: connection closed"
+        );
         self.close();
     }
 

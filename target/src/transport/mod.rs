@@ -24,6 +24,7 @@ pub use worker::work;
 
 use std::rc::Rc;
 
+use crate::association::Queue;
 use crate::core::Core;
 use crate::server::Arrival;
 
@@ -42,6 +43,14 @@ pub async fn serve(core: Rc<Core>, arrival: Arrival) {
         reader::End::Refused => tracing::debug!(%peer, "connection ended with a TermReq"),
         reader::End::Lost(error) => tracing::debug!(%peer, %error, "connection lost"),
     }
-    admin::leave(&connection);
+    // An admin queue's controller goes at once. An I/O queue is there until its last command has
+    // ended: whoever waits for the queue's end waits for what it may still write.
+    let is_io = matches!(*connection.queue.borrow(), Queue::Io(_));
+    if !is_io {
+        admin::leave(&connection);
+    }
     connection.drained().await;
+    if is_io {
+        admin::leave(&connection);
+    }
 }

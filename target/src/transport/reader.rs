@@ -56,7 +56,9 @@ pub(super) async fn run(connection: &Rc<Connection>) -> End {
     let mut capsule = None;
     loop {
         let whole = 0..buffer.len();
+        connection.set_listening(true);
         let (result, returned) = connection.socket.receive(buffer, whole, false).await;
+        connection.set_listening(false);
         buffer = returned;
         match result {
             Ok(0) => return End::Closed,
@@ -155,8 +157,10 @@ async fn receive_directly(
         let Some((buffer, start)) = connection.lend_buffer(cid, offset_bytes) else {
             return Ok(None);
         };
+        connection.set_listening(true);
         let (result, buffer) =
             connection.socket.receive(buffer, start..start + remaining, true).await;
+        connection.set_listening(false);
         let received = match result {
             Ok(received) => received,
             Err(error) => return Ok(Some(End::Lost(error))),

@@ -1,0 +1,645 @@
+//! Arrays that outlive the target: restart, refusal, and being killed.
+
+use std::cell::RefCell;
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use raidfabric_initiator::{Controller, Volume};
+use raidfabric_protocol::nvme::feature::FeatureId;
+use raidfabric_protocol::nvme::identify::ascii;
+use raidfabric_tests::data::{Random, difference, pattern};
+use raidfabric_tests::host::{options, soon, volume};
+use raidfabric_tests::setup::{NQN, Setup, Target};
+use tempfile::TempDir;
+
+use crate::model::{Model, actor};
+
+const BLOCK: usize = 4096;
+const FILE_BYTES: u64 = 20 << 20;
+const NAMES: [&str; 4] = ["one", "two", "three", "four"];
+
+/// A directory with this many blank files.
+fn blank(count: usize) -> (TempDir, Vec<&'static str>) {
+    let directory = tempfile::tempdir().unwrap();
+    let names = NAMES[..count].to_vec();
+    for name in &names {
+        fs::File::create(directory.path().join(name)).unwrap().set_len(FILE_BYTES).unwrap();
+    }
+    (directory, names)
+}
+
+/// Every byte of every file in the directory, to be compared later.
+fn contents(directory: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let mut all: Vec<_> = fs::read_dir(directory)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.is_file())
+        .map(|path| {
+            let bytes = fs::read(&path).unwrap();
+            (path, bytes)
+        })
+        .collect();
+    all.sort();
+    all
+}
+
+fn unchanged(directory: &Path, before: &[(PathBuf, Vec<u8>)], what: &str) {
+    let after = contents(directory);
+    let names =
+        |all: &[(PathBuf, Vec<u8>)]| all.iter().map(|(path, _)| path.clone()).collect::<Vec<_>>();
+    assert_eq!(names(before), names(&after), "{what}");
+    for ((path, before), (_, after)) in before.iter().zip(&after) {
+        if let Some(difference) = difference(before, after) {
+            panic!("{what}: {} was touched: {difference}", path.display());
+        }
+    }
+}
+
+/// Where a member's data begins: `data_offset` of its superblock, in sectors.
+fn data_offset(path: &Path) -> u64 {
+    let mut field = [0; 8];
+    fs::File::open(path).unwrap().read_exact_at(&mut field, 4096 + 128).unwrap();
+    u64::from_le_bytes(field) * 512
+}
+
+/// Both copies of each pair are equal in everything that hosts can reach.
+fn copies_are_equal(directory: &Path, copies: &[Vec<PathBuf>], used: usize, what: &str) {
+    for group in copies {
+        let data: Vec<_> = group
+            .iter()
+            .map(|path| {
+                let path = directory.join(path);
+                let mut bytes = vec![0; used];
+                let file = fs::File::open(&path).unwrap();
+                file.read_exact_at(&mut bytes, data_offset(&path)).unwrap();
+                bytes
+            })
+            .collect();
+        for other in &data[1..] {
+            if let Some(difference) = difference(&data[0], other) {
+                panic!("{what}: {group:?}: {difference}");
+            }
+        }
+    }
+}
+
+/// The mirrors of each level over these files, by slot order.
+fn mirrors(level: &str, files: &[&str]) -> Vec<Vec<PathBuf>> {
+    let paths = |names: &[&str]| names.iter().map(PathBuf::from).collect::<Vec<_>>();
+    match level {
+        "raid1" => vec![paths(files)],
+        "raid10" => files.chunks(2).map(paths).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// Writes something everywhere, with gaps.
+async fn fill(volume: &Volume, seed: u64) -> Vec<u8> {
+    let total = volume.namespace().blocks as usize;
+    let mut shadow = vec![0; total * BLOCK];
+    let mut random = Random::new(seed);
+    let mut at = 0;
+    while at < total {
+        let count = (1 + random.below(256) as usize).min(total - at);
+        if random.below(4) > 0 {
+            let data = random.bytes(count * BLOCK);
+            shadow[at * BLOCK..(at + count) * BLOCK].copy_from_slice(&data);
+            volume.write(at as u64, data).await.unwrap();
+        }
+        at += count;
+    }
+    volume.flush().await.unwrap();
+    shadow
+}
+
+async fn check(volume: &Volume, shadow: &[u8], what: &str) {
+    for (part, expected) in shadow.chunks(256 * BLOCK).enumerate() {
+        let blocks = (expected.len() / BLOCK) as u32;
+        let found = soon(what, volume.read(part as u64 * 256, blocks)).await.unwrap();
+        if let Some(difference) = difference(expected, &found) {
+            panic!("{what}: MiB {part}: {difference}");
+        }
+    }
+}
+
+/// What must be the same after a restart.
+async fn identity(controller: &Controller) -> (String, [u8; 16], uuid::Uuid, u64) {
+    let namespace = controller.namespace(1).await.unwrap();
+    let serial = ascii(&controller.identity().sn);
+    (serial, namespace.nguid, namespace.uuid.unwrap(), namespace.blocks)
+}
+
+async fn survives(level: &str, count: usize) {
+    let (directory, names) = blank(count);
+    let target = Setup::files(level, directory.path(), &names).start();
+    let (controller, first) = volume(target.address, 8).await;
+    assert!(controller.identity().vwc.present(), "files have a volatile cache");
+    let (cache, _) = controller.get_feature(FeatureId::VolatileWriteCache, 0).await.unwrap();
+    assert_eq!(cache & 1, 1);
+    let before = identity(&controller).await;
+    assert_ne!(before.1, [0; 16]);
+    let mut shadow = fill(&first, 1).await;
+    first.write_zeroes(100, 300, true).await.unwrap();
+    shadow[100 * BLOCK..400 * BLOCK].fill(0);
+    first.deallocate(&[(700, 200), (1500, 9)]).await.unwrap();
+    shadow[700 * BLOCK..900 * BLOCK].fill(0);
+    shadow[1500 * BLOCK..1509 * BLOCK].fill(0);
+    first.write_durably(5, pattern(9, BLOCK)).await.unwrap();
+    shadow[5 * BLOCK..6 * BLOCK].copy_from_slice(&pattern(9, BLOCK));
+    check(&first, &shadow, "before the restart").await;
+    drop((controller, first));
+    target.settle_and_stop().await;
+    let mut orders = vec![names.clone()];
+    orders.push(names.iter().rev().copied().collect());
+    let mut turned = names.clone();
+    turned.rotate_left(1);
+    orders.push(turned);
+    for order in orders {
+        let what = format!("{level} as {order:?}");
+        let target = Setup::files(level, directory.path(), &order).start();
+        assert!(target.server().arrays().all(|(_, array)| array.is_in_sync()), "{what}");
+        let (controller, again) = volume(target.address, 8).await;
+        assert_eq!(identity(&controller).await, before, "{what}");
+        check(&again, &shadow, &what).await;
+        let data = pattern(order.len() as u64, BLOCK);
+        again.write(9, data.clone()).await.unwrap();
+        shadow[9 * BLOCK..10 * BLOCK].copy_from_slice(&data);
+        drop((controller, again));
+        target.settle_and_stop().await;
+    }
+    let used = shadow.len() / if level == "raid10" { count / 2 } else { 1 };
+    copies_are_equal(directory.path(), &mirrors(level, &names), used, level);
+}
+
+#[tokio::test]
+async fn raid0_survives_restarts_in_any_order() {
+    survives("raid0", 3).await;
+}
+
+#[tokio::test]
+async fn raid1_survives_restarts_in_any_order() {
+    survives("raid1", 2).await;
+}
+
+#[tokio::test]
+async fn raid10_survives_restarts_in_any_order() {
+    survives("raid10", 4).await;
+}
+
+/// A start that must be refused, which names `named` and leaves every byte as it was.
+fn refused(setup: &Setup, directory: &Path, named: &[&str], what: &str) -> String {
+    let before = contents(directory);
+    let start = Instant::now();
+    let error = match setup.try_start() {
+        Err(error) => error,
+        Ok(_) => panic!("{what}: started"),
+    };
+    assert!(
+        start.elapsed() < Duration::from_secs(5),
+        "{what}: refused after {:?}",
+        start.elapsed()
+    );
+    assert!(error.is_refusal(), "{what}: {error}");
+    let text = error.to_string();
+    for name in named {
+        assert!(text.contains(name), "{what}: {name} is not named: {text}");
+    }
+    unchanged(directory, &before, what);
+    text
+}
+
+#[tokio::test]
+async fn drives_that_are_not_the_array_are_refused_by_name() {
+    for (level, count) in [("raid0", 3), ("raid1", 3), ("raid10", 4)] {
+        let (directory, names) = blank(count);
+        let place = directory.path();
+        Setup::files(level, place, &names).start().stop();
+        // One is missing.
+        let without: Vec<_> = names[..count - 1].to_vec();
+        refused(&Setup::files(level, place, &without), place, &["array a"], "incomplete");
+        // One is blank.
+        let lost = place.join("lost");
+        fs::rename(place.join(names[1]), &lost).unwrap();
+        fs::File::create(place.join(names[1])).unwrap().set_len(FILE_BYTES).unwrap();
+        let setup = Setup::files(level, place, &names);
+        refused(&setup, place, &[names[1]], "partly blank");
+        // One belongs to something else.
+        let file = fs::File::options().write(true).open(place.join(names[1])).unwrap();
+        file.write_all_at(&[0x53, 0xEF], 1024 + 56).unwrap();
+        refused(&setup, place, &[names[1]], "a file system");
+        file.write_all_at(&[0, 0], 1024 + 56).unwrap();
+        file.write_all_at(b"something", 700_000).unwrap();
+        refused(&setup, place, &[names[1]], "something unknown");
+        // One belongs to another array.
+        let (other, _) = blank(2);
+        Setup::files("raid1", other.path(), &NAMES[..2]).start().stop();
+        fs::copy(other.path().join(NAMES[0]), place.join(names[1])).unwrap();
+        refused(&setup, place, &[names[1]], "another array's");
+        // All of it is there again.
+        fs::rename(&lost, place.join(names[1])).unwrap();
+        setup.start().stop();
+        // Another level than it has.
+        let wrong = if level == "raid1" { "raid0" } else { "raid1" };
+        refused(&Setup::files(wrong, place, &names), place, &["a"], "another level");
+    }
+}
+
+/// Blank drives are taken for a new array only if all are blank.
+#[tokio::test]
+async fn a_new_array_needs_blank_drives() {
+    let (directory, names) = blank(4);
+    let place = directory.path();
+    let file = fs::File::options().write(true).open(place.join("three")).unwrap();
+    for (what, at, bytes) in [
+        ("data at the start", 0, &b"data"[..]),
+        ("data in the first MiB", 1_000_000, b"data"),
+        ("data in the last MiB", FILE_BYTES - 4, b"data"),
+        ("LVM", 512, b"LABELONE"),
+        ("XFS", 0, b"XFSB"),
+        ("LUKS", 0, b"LUKS\xBA\xBE"),
+        ("GPT", 512, b"EFI PART"),
+    ] {
+        file.write_all_at(bytes, at).unwrap();
+        refused(&Setup::files("raid10", place, &names), place, &["three"], what);
+        file.write_all_at(&vec![0; bytes.len()], at).unwrap();
+    }
+    Setup::files("raid10", place, &names).start().stop();
+}
+
+/// Once created, an array whose drives come up blank is not created a second time.
+#[tokio::test]
+async fn an_array_is_created_once() {
+    let (directory, names) = blank(2);
+    let place = directory.path();
+    let setup = Setup::files("raid1", place, &names);
+    setup.start().stop();
+    for name in &names {
+        fs::remove_file(place.join(name)).unwrap();
+        fs::File::create(place.join(name)).unwrap().set_len(FILE_BYTES).unwrap();
+    }
+    refused(&setup, place, &["array a", "blank"], "created twice");
+}
+
+/// Two servers never have one drive: neither two programs, nor two servers in one program.
+#[tokio::test]
+async fn a_second_server_on_the_same_files_is_refused() {
+    let (directory, names) = blank(2);
+    let place = directory.path();
+    let setup = Setup::files("raid1", place, &names);
+    let program = Program::start(&setup, place);
+    let (controller, volume) = volume(program.address, 4).await;
+    volume.write(0, pattern(1, BLOCK)).await.unwrap();
+    // A server with another configuration finds the same drives held, and says by whom.
+    let other = Setup::new()
+        .array("b", "raid1", &format!("{0}/two, {0}/one", place.display()))
+        .namespace(1, "b", 4096)
+        .setting(&format!("state_dir: {}/other", place.display()));
+    let holder = format!("process {}", program.child.id());
+    for setup in [&setup, &other] {
+        let start = Instant::now();
+        let error = setup.try_start().err().unwrap().to_string();
+        let took = start.elapsed();
+        assert!(error.contains(&holder), "{error}");
+        assert!(took < Duration::from_secs(10), "refused after {took:?}: {error}");
+    }
+    assert!(volume.read(0, 1).await.unwrap() == pattern(1, BLOCK));
+    program.signal(rustix::process::Signal::TERM);
+    drop((controller, volume));
+    setup.start().stop();
+}
+
+/// The program under test, which is killed if the test does not end it.
+struct Program {
+    child: Child,
+    address: SocketAddr,
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn command(setup: &Setup, directory: &Path) -> Command {
+    let file = directory.join("config.yaml");
+    fs::write(&file, setup.yaml()).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_raidfabric-under-test"));
+    command.arg("serve").arg(file).stdin(Stdio::null()).stdout(Stdio::piped());
+    command
+}
+
+impl Program {
+    fn start(setup: &Setup, directory: &Path) -> Self {
+        let mut child = command(setup, directory).stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut address = None;
+        for line in lines.by_ref().map_while(Result::ok) {
+            if let Some((_, port)) = line.split_once(" -s ") {
+                let port: u16 = port.split_whitespace().next().unwrap().parse().unwrap();
+                address = Some(SocketAddr::from(([127, 0, 0, 1], port)));
+            }
+            if line.starts_with("serving") {
+                break;
+            }
+        }
+        let Some(address) = address else {
+            let mut text = String::new();
+            let _ = child.stderr.take().unwrap().read_to_string(&mut text);
+            panic!("the program does not serve: {text}");
+        };
+        Self { child, address }
+    }
+
+    fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+}
+
+fn run(setup: &Setup, directory: &Path) -> Output {
+    command(setup, directory).stderr(Stdio::piped()).output().unwrap()
+}
+
+/// A port that somebody has, and a configuration that is wrong: exit code 2, and nothing happened.
+#[tokio::test]
+async fn what_cannot_be_served_exits_with_2_and_touches_nothing() {
+    let (directory, names) = blank(4);
+    let place = directory.path();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let setup = Setup::files("raid10", place, &names);
+    for (what, line, named) in [
+        ("a busy port", format!("listen: [\"127.0.0.1:{port}\"]"), port.to_string()),
+        (
+            "a busy discovery port",
+            format!("listen: [\"127.0.0.1:0\"]\ndiscovery: [\"127.0.0.1:{port}\"]"),
+            port.to_string(),
+        ),
+        ("no address of ours", "listen: [\"192.0.2.77:4420\"]".into(), "192.0.2.77".into()),
+        ("a bad key", "listen: [\"127.0.0.1:0\"]\nlisten_on: 3".into(), "listen_on".into()),
+    ] {
+        let setup = setup.clone().listen(&line);
+        fs::write(place.join("config.yaml"), setup.yaml()).unwrap();
+        let before = contents(place);
+        let output = run(&setup, place);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{what}: {text}");
+        assert!(text.contains(&named), "{what}: {text}");
+        unchanged(place, &before, what);
+        assert!(!place.join("state").exists(), "{what}: the state directory was made");
+    }
+    let file = fs::File::options().write(true).open(place.join("two")).unwrap();
+    file.write_all_at(b"XFSB", 0).unwrap();
+    let output = run(&setup, place);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("two"));
+}
+
+/// SIGTERM ends the program with all arrays clean, while hosts are connected and writing.
+#[tokio::test]
+async fn a_terminated_program_leaves_clean_arrays() {
+    let (directory, names) = blank(2);
+    let place = directory.path();
+    let setup = Setup::files("raid1", place, &names);
+    let mut program = Program::start(&setup, place);
+    let (controller, volume) = volume(program.address, 16).await;
+    let writer = {
+        let volume = volume.clone();
+        tokio::spawn(async move {
+            let mut last = None;
+            for turn in 0u64.. {
+                if volume.write(turn % 100, pattern(turn, BLOCK)).await.is_err() {
+                    break;
+                }
+                last = Some(turn);
+            }
+            last.unwrap()
+        })
+    };
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    program.signal(rustix::process::Signal::TERM);
+    let last = soon("the end of the writes", writer).await.unwrap();
+    let status = program.child.wait().unwrap();
+    assert_eq!(status.code(), Some(0));
+    drop((controller, volume));
+    let target = setup.start();
+    assert!(target.server().arrays().all(|(_, array)| array.is_in_sync()), "clean");
+    let (_controller, volume) = raidfabric_tests::host::volume(target.address, 16).await;
+    assert!(volume.read(last % 100, 1).await.unwrap() == pattern(last, BLOCK));
+    target.stop();
+    copies_are_equal(place, &mirrors("raid1", &names), 12 << 20, "after SIGTERM");
+}
+
+/// What one writer knows of its block: the newest version sent, acknowledged, and made durable.
+#[derive(Clone, Copy, Debug, Default)]
+struct Known {
+    sent: u64,
+    acknowledged: u64,
+}
+
+/// Contents of `blocks` in this version, which can be told from those of every other.
+fn version(block: u64, version: u64) -> Vec<u8> {
+    if version == 0 { vec![0; BLOCK] } else { pattern(block << 32 | version, BLOCK).to_vec() }
+}
+
+/// Killed under write load: after the next start everything that was acknowledged is there, the
+/// copies are made equal in the background, and nothing is torn.
+async fn killed(level: &str, count: usize) {
+    const BLOCKS: u64 = 96;
+    let (directory, names) = blank(count);
+    let place = directory.path();
+    let setup = Setup::files(level, place, &names);
+    let known = Rc::new(RefCell::new(vec![Known::default(); BLOCKS as usize]));
+    for round in 0..3u64 {
+        let mut program = Program::start(&setup, place);
+        let (controller, volume) = volume(program.address, 64).await;
+        for block in 0..BLOCKS {
+            check_block(&volume, &known, block, level).await;
+        }
+        let local = tokio::task::LocalSet::new();
+        for block in 0..BLOCKS {
+            let (volume, known) = (volume.clone(), Rc::clone(&known));
+            local.spawn_local(async move {
+                loop {
+                    let next = known.borrow()[block as usize].sent + 1;
+                    known.borrow_mut()[block as usize].sent = next;
+                    // Across chunks and stripes.
+                    let lba = block * 37;
+                    if volume.write(lba, version(block, next).into()).await.is_err() {
+                        return;
+                    }
+                    known.borrow_mut()[block as usize].acknowledged = next;
+                    if next % 16 == block % 16 && volume.flush().await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        let killer = async {
+            tokio::time::sleep(Duration::from_millis(200 + 130 * round)).await;
+            program.child.kill().unwrap();
+            program.child.wait().unwrap();
+        };
+        local.run_until(killer).await;
+        soon("the end of the writers", local).await;
+        drop((controller, volume));
+    }
+    let target = setup.start();
+    if level != "raid0" {
+        assert!(!target.server().arrays().all(|(_, array)| array.is_in_sync()), "not clean");
+    }
+    let (controller, volume) = volume(target.address, 64).await;
+    for block in 0..BLOCKS {
+        check_block(&volume, &known, block, level).await;
+    }
+    let start = Instant::now();
+    while !target.server().arrays().all(|(_, array)| array.is_in_sync()) {
+        assert!(start.elapsed() < Duration::from_secs(20), "{level}: the resync does not end");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    for block in 0..BLOCKS {
+        check_block(&volume, &known, block, level).await;
+    }
+    assert!(known.borrow().iter().all(|known| known.acknowledged > 0), "nothing was written");
+    drop((controller, volume));
+    target.settle_and_stop().await;
+    copies_are_equal(place, &mirrors(level, &names), 15 << 20, level);
+}
+
+/// A block holds a version between the last acknowledged and the last sent; that is the one which
+/// counts from now on.
+async fn check_block(volume: &Volume, known: &Rc<RefCell<Vec<Known>>>, block: u64, what: &str) {
+    let Known { sent, acknowledged } = known.borrow()[block as usize];
+    let found = soon(what, volume.read(block * 37, 1)).await.unwrap();
+    let version = (acknowledged..=sent).find(|&n| found == version(block, n));
+    let Some(version) = version else {
+        panic!("{what}: block {block} holds no version from {acknowledged} to {sent}");
+    };
+    known.borrow_mut()[block as usize] = Known { sent: version, acknowledged: version };
+}
+
+#[tokio::test]
+async fn raid0_killed_under_load() {
+    killed("raid0", 2).await;
+}
+
+#[tokio::test]
+async fn raid1_killed_under_load() {
+    killed("raid1", 2).await;
+}
+
+#[tokio::test]
+async fn raid10_killed_under_load() {
+    killed("raid10", 4).await;
+}
+
+/// While the copies are made equal after a kill, hosts read and write as ever.
+async fn resync_under_load(level: &str, count: usize) {
+    let (directory, names) = blank(count);
+    let place = directory.path();
+    for name in &names {
+        let file = fs::File::options().write(true).open(place.join(name)).unwrap();
+        file.set_len(4 * FILE_BYTES).unwrap();
+    }
+    let setup = Setup::files(level, place, &names);
+    let mut shadow = {
+        let mut program = Program::start(&setup, place);
+        let (_controller, volume) = volume(program.address, 16).await;
+        let shadow = fill(&volume, 5).await;
+        volume.write(0, pattern(1, BLOCK)).await.unwrap();
+        program.child.kill().unwrap();
+        program.child.wait().unwrap();
+        shadow
+    };
+    shadow[..BLOCK].copy_from_slice(&pattern(1, BLOCK));
+    // What a kill in the middle of a write leaves: copies that differ where nobody knows. The
+    // first copy is the one that counts until they are equal.
+    for group in mirrors(level, &names) {
+        for other in &group[1..] {
+            let path = place.join(other);
+            let file = fs::File::options().write(true).open(&path).unwrap();
+            for mib in [3u64, 17, 40] {
+                let junk = pattern(mib, 65536);
+                file.write_all_at(&junk, data_offset(&path) + (mib << 20)).unwrap();
+            }
+        }
+    }
+    let target = setup.start();
+    assert!(!target.server().arrays().all(|(_, array)| array.is_in_sync()), "not clean");
+    let used = shadow.len() / if level == "raid10" { count / 2 } else { 1 };
+    let model = Rc::new(RefCell::new(Model::new(shadow)));
+    let local = tokio::task::LocalSet::new();
+    let (mut volumes, mut controllers) = (Vec::new(), Vec::new());
+    for host in 0..3 {
+        let (controller, volume) = volume(target.address, 16).await;
+        for depth in 0..6 {
+            let seed = host * 10 + depth;
+            local.spawn_local(actor(volume.clone(), Rc::clone(&model), seed, 60));
+        }
+        volumes.push(volume);
+        controllers.push(controller);
+    }
+    soon("commands beside the resync", local).await;
+    let start = Instant::now();
+    while !target.server().arrays().all(|(_, array)| array.is_in_sync()) {
+        assert!(start.elapsed() < Duration::from_secs(20), "{level}: the resync does not end");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let shadow = std::mem::take(&mut model.borrow_mut().shadow);
+    check(&volumes[0], &shadow, "after the resync").await;
+    drop((volumes, controllers));
+    target.settle_and_stop().await;
+    copies_are_equal(place, &mirrors(level, &names), used, level);
+}
+
+#[tokio::test]
+async fn raid1_resync_under_load() {
+    resync_under_load("raid1", 3).await;
+}
+
+#[tokio::test]
+async fn raid10_resync_under_load() {
+    resync_under_load("raid10", 4).await;
+}
+
+/// Hosts on different cores write the same blocks: the copies come out equal.
+#[tokio::test]
+async fn copies_are_equal_after_overlapping_writes() {
+    for (level, count) in [("raid1", 3), ("raid10", 4)] {
+        let (directory, names) = blank(count);
+        let target: Target = Setup::files(level, directory.path(), &names).start();
+        let (mut volumes, mut controllers) = (Vec::new(), Vec::new());
+        for _ in 0..2 {
+            let controller = Controller::connect(target.address, NQN, &options()).await.unwrap();
+            volumes.push(controller.volume(1, 16).await.unwrap());
+            volumes.push(controller.volume(1, 16).await.unwrap());
+            controllers.push(controller);
+        }
+        let mut tasks = Vec::new();
+        for (writer, volume) in volumes.iter().enumerate() {
+            for depth in 0..4 {
+                let volume = volume.clone();
+                let mut random = Random::new((writer * 8 + depth) as u64);
+                tasks.push(tokio::spawn(async move {
+                    for _ in 0..25 {
+                        let count = 1 + random.below(40);
+                        let lba = random.below(128 - count);
+                        volume.write(lba, random.bytes(count as usize * BLOCK)).await.unwrap();
+                    }
+                }));
+            }
+        }
+        for task in tasks {
+            soon("overlapping writes", task).await.unwrap();
+        }
+        target.stop();
+        copies_are_equal(directory.path(), &mirrors(level, &names), 1 << 20, level);
+    }
+}

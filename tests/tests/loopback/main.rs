@@ -1,0 +1,13 @@
+//! The initiator against a target in the same process, over loopback.
+
+#![allow(clippy::unwrap_used)]
+
+mod admin;
+mod connect;
+mod discovery;
+mod files;
+mod hostile;
+mod io;
+mod model;
+mod races;
+mod stuck;

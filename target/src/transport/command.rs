@@ -146,7 +146,7 @@ pub(super) async fn start(
     }
     let queue = connection.queue.borrow().clone();
     match queue {
-        Queue::Unconnected => admin::connect(command, sqe, inline),
+        Queue::Unconnected => admin::connect(command, sqe, inline).await,
         Queue::Admin(association) => {
             admin::serve(command, &association, sqe, inline);
             connection.admin_backlog_is_small().await;

@@ -341,6 +341,29 @@ fn a_stopped_resync_leaves_a_checkpoint_and_resumes_there() {
     assert!(mirror.moods.iter().all(|mood| mood.flushes.get() == 1));
 }
 
+/// A stop does not wait until a pause is over.
+#[test]
+fn a_resting_resync_stops_at_once() {
+    struct Never;
+    impl Timer for Never {
+        fn now(&self) -> Duration {
+            Duration::ZERO
+        }
+        async fn sleep(&self, _time: Duration) {
+            std::future::pending().await
+        }
+    }
+    let mirror = Mirror::new(2, 0);
+    mirror.shared.set_resync_rates(1, Some(1));
+    let mut resync = Box::pin(mirror.array.resync(&Never));
+    assert!(resync.as_mut().now_or_never().is_none());
+    let position = mirror.shared.resync_position_bytes();
+    assert!(position > 0 && position < IN_SYNC);
+    mirror.shared.stop_resync();
+    assert_eq!(resync.as_mut().now_or_never(), Some(()));
+    assert_eq!(mirror.checkpoints.0.lock().unwrap().last(), Some(&position));
+}
+
 #[test]
 fn an_idle_resync_begins_when_copies_become_unequal() {
     let mirror = Mirror::new(2, IN_SYNC);

@@ -260,8 +260,8 @@ impl Shared {
     }
 
     /// Where the data area of the member in `slot` begins on its drive.
-    pub(super) fn data_offset_bytes(&self, slot: usize) -> u64 {
-        self.data_offsets_bytes.get(slot).copied().unwrap_or(0)
+    pub(super) fn data_offset_bytes(&self, slot: usize) -> Option<u64> {
+        self.data_offsets_bytes.get(slot).copied()
     }
 
     pub(super) fn keeper(&self) -> &dyn Keeper {
@@ -471,6 +471,11 @@ impl Shared {
         let mut rare = self.rare();
         rare.resync_stopped = true;
         Self::wake_all(rare);
+    }
+
+    /// Waits until the resync has to stop.
+    pub(super) async fn resync_stop(&self) {
+        self.wait_for(|rare| (rare.resync_stopped || rare.failure.is_some()).then_some(())).await;
     }
 
     pub(super) fn must_resync_stop(&self) -> bool {

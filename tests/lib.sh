@@ -52,8 +52,10 @@ trap 'exit 130' INT
 cargo_dir=${CARGO_TARGET_DIR:-$top/build}
 
 # The release binary, linked statically so that it also runs in the guest and in an
-# image made from nothing. Sets $raidfabric.
+# image made from nothing. Sets $raidfabric, which may also be given as $RAIDFABRIC.
 build_raidfabric() {
+    raidfabric=${RAIDFABRIC:-}
+    [ -z "$raidfabric" ] || return 0
     _triple=$(rustc -vV | sed -n 's/^host: //p')
     RUSTFLAGS="-C target-feature=+crt-static" \
         cargo build --release --locked --target "$_triple" -p raidfabric

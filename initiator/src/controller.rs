@@ -19,7 +19,7 @@ use raidfabric_protocol::nvme::admin::{
 };
 use raidfabric_protocol::nvme::feature::{FeatureId, FeatureSelect, NumberOfQueues, data_bytes};
 use raidfabric_protocol::nvme::identify::{
-    Cns, IDENTIFY_BYTES, IdentifyController, IdentifyNamespace, NSID_ALL,
+    Cns, ControllerType, IDENTIFY_BYTES, IdentifyController, IdentifyNamespace, NSID_ALL,
 };
 use raidfabric_protocol::nvme::log::LogId;
 use raidfabric_protocol::nvme::registers::{Cap, Cc, Csts, ShutdownNotification, ShutdownStatus};
@@ -142,13 +142,19 @@ impl Controller {
         .await
     }
 
-    /// The checks that the Linux host makes (`nvme_validate_...`), as far as they concern fabrics.
+    /// Checks what every host relies on. A discovery controller has no I/O queues, and the Linux
+    /// one leaves their capsule sizes 0.
     fn check_identify(&self, page: &[u8]) -> Result<IdentifyController, Error> {
         let bad = |problem| Error::BadAnswer { command: "Identify Controller", problem };
         let identify =
             IdentifyController::read_from_bytes(page).map_err(|_| bad("not 4096 bytes"))?;
         if identify.cntlid.get() != self.cntlid {
             return Err(bad("CNTLID is not the one that Connect gave"));
+        }
+        if self.subnqn == nqn::DISCOVERY_NQN
+            || identify.cntrltype == ControllerType::Discovery.raw()
+        {
+            return Ok(identify);
         }
         if identify.ioccsz.get() < 4 {
             return Err(bad("IOCCSZ is below 4: a command does not fit its capsule"));

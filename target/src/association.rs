@@ -10,7 +10,8 @@
 
 use std::collections::HashMap;
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -38,6 +39,8 @@ pub struct Registry {
     traffic: Vec<Vec<Traffic>>,
     /// For each subsystem, the arrays below it.
     arrays: Vec<Vec<Arc<Shared>>>,
+    /// For each subsystem, the temperature of its warmest drive in kelvin; 0 if not known.
+    temperatures: Vec<AtomicU16>,
     started: Instant,
 }
 
@@ -103,11 +106,10 @@ pub enum Queue {
     /// The admin queue of an association.
     Admin(Arc<Association>),
     /// An I/O queue.
-    Io(IoQueue),
+    Io(Rc<IoQueue>),
 }
 
 /// An I/O queue, with all that its commands need.
-#[derive(Clone)]
 pub struct IoQueue {
     /// Its association.
     pub association: Arc<Association>,
@@ -152,6 +154,7 @@ impl Registry {
         Self {
             live: Mutex::default(),
             traffic: (0..cores).map(traffic).collect(),
+            temperatures: (0..subsystems).map(|_| AtomicU16::new(0)).collect(),
             arrays,
             started: Instant::now(),
             served,
@@ -265,7 +268,7 @@ impl Registry {
         let cntlid = association.cntlid;
         let queue =
             IoQueue { qid: grant.qid, subsystem: Arc::clone(subsystem), index, association };
-        Ok(Connected { queue: Queue::Io(queue), grant, cntlid })
+        Ok(Connected { queue: Queue::Io(Rc::new(queue)), grant, cntlid })
     }
 
     /// A connection is gone, with all its commands.
@@ -288,10 +291,22 @@ impl Registry {
         }
     }
 
+    /// An array's drives are this warm; a subsystem on several arrays is as warm as the last told.
+    pub fn set_temperature(&self, array: &Arc<Shared>, kelvin: u16) {
+        for (arrays, temperature) in self.arrays.iter().zip(&self.temperatures) {
+            if arrays.iter().any(|below| Arc::ptr_eq(below, array)) {
+                temperature.store(kelvin, Ordering::Relaxed);
+            }
+        }
+    }
+
     /// What the SMART log of a subsystem says.
     pub fn health(&self, subsystem: Option<usize>) -> Health {
         let mut health = Health { power_on: self.started.elapsed(), ..Health::default() };
         let Some(subsystem) = subsystem else { return health };
+        if let Some(temperature) = self.temperatures.get(subsystem) {
+            health.temperature_kelvin = temperature.load(Ordering::Relaxed);
+        }
         for core in self.traffic.iter().filter_map(|core| core.get(subsystem)) {
             let sum = |counter: &AtomicU64| u128::from(counter.load(Ordering::Relaxed));
             health.read_commands += sum(&core.read_commands);

@@ -257,7 +257,9 @@ impl Core {
                 let unread = connection.sending_since();
                 if unread.is_some_and(|since| now.saturating_duration_since(since) > limit) {
                     connection.close_unread();
-                } else if connection.owed_for(now) > limit {
+                } else if connection.owed_for(now) > limit
+                    || connection.idles_unconnected(now, limit)
+                {
                     connection.close_unsent();
                 }
             });

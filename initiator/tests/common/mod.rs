@@ -164,6 +164,7 @@ struct Connection {
     capsule: Option<(Sqe, Vec<u8>)>,
     qid: u16,
     cntlid: u16,
+    discovery: bool,
     flow_control: bool,
     sqsize: u16,
     sqhd: u16,
@@ -196,6 +197,7 @@ impl Connection {
             capsule: None,
             qid: 0,
             cntlid: 0,
+            discovery: false,
             flow_control: true,
             sqsize: 0,
             sqhd: 0,
@@ -365,6 +367,7 @@ impl Connection {
                 if name != NQN && name != nqn::DISCOVERY_NQN {
                     return Err(CommandSpecific::ConnectInvalidParameters.into());
                 }
+                self.discovery = name == nqn::DISCOVERY_NQN;
                 self.qid = connect.qid.get();
                 self.sqsize = connect.sqsize.get();
                 self.sqhd = 1;
@@ -453,7 +456,11 @@ impl Connection {
                 let mut page = IdentifyController {
                     cntlid: (self.cntlid + u16::from(knobs.wrong_cntlid)).into(),
                     mdts: 8,
-                    ioccsz: (4 + knobs.in_capsule_bytes / 16).into(),
+                    // As nvmet: 0 on a discovery controller.
+                    ioccsz: match self.discovery {
+                        true => 0.into(),
+                        false => (4 + knobs.in_capsule_bytes / 16).into(),
+                    },
                     iorcsz: 1.into(),
                     ..IdentifyController::default()
                 };

@@ -10,9 +10,15 @@ use futures_util::future::{OptionFuture, join_all, join4};
 pub(super) async fn fan_out<F: Future>(
     count: usize,
     futures: impl Iterator<Item = F>,
-    each: impl FnMut(F::Output),
+    mut each: impl FnMut(F::Output),
 ) {
     let mut futures = futures.take(count);
+    if count == 1 {
+        if let Some(only) = futures.next() {
+            each(only.await);
+        }
+        return;
+    }
     if count > 4 {
         return join_all(futures).await.into_iter().for_each(each);
     }

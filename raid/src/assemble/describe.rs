@@ -2,7 +2,7 @@
 
 use super::error::AssembleError;
 use super::examine::examine;
-use crate::device::signature::{BLANK_BYTES, Contents};
+use crate::device::signature::{BLANK_BYTES, Contents, deep_blocks};
 use crate::device::{DeviceError, Identity, Intent, Medium, open};
 use crate::metadata::private::{Copy, header_offset_bytes};
 use crate::metadata::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET_BYTES, Summary, Superblock};
@@ -53,8 +53,9 @@ pub fn describe(path: &Path) -> Result<Description, DeviceError> {
     })
 }
 
-/// Makes a drive blank: the superblock, then the private headers, then everything in the
-/// first and last MiB. Not the data.
+/// Makes a drive blank: the superblock, then the private headers, then signatures that lie further
+/// in (such as the second superblock of btrfs), then everything in the first and last MiB. Not the
+/// data.
 ///
 /// # Errors
 /// The drive's; it then has no array's superblock any more, or is unchanged.
@@ -72,6 +73,11 @@ pub fn wipe(medium: &impl Medium) -> io::Result<()> {
             if let Some(offset) = offset.filter(|o| o.saturating_add(4096) <= size) {
                 wipe_header(medium, offset, &zeros)?;
             }
+        }
+    }
+    for offset in deep_blocks(medium)? {
+        if offset.saturating_add(4096) <= size {
+            medium.write_durable(offset, &zeros)?;
         }
     }
     let len = size.min(BLANK_BYTES);

@@ -57,7 +57,7 @@ pub enum AssembleError {
     /// Not ours, not md's.
     #[error(
         "{name} holds {contents}, so it is not touched; take it out of the list, or, if that may \
-         be destroyed, run `raidfabric array create --overwrite {name}`"
+         be destroyed, name it in `raidfabric array create FILE --overwrite DRIVE`"
     )]
     Foreign {
         /// The drive.
@@ -68,7 +68,8 @@ pub enum AssembleError {
     /// Blank drives among members.
     #[error(
         "{blank} {are} blank, but {members} {belong} to array {uuid}; find the drives that are \
-         missing, or, to start anew, wipe the others: nothing is created over half an array",
+         missing, or, to start anew, name the others in `raidfabric array create FILE --overwrite \
+         DRIVE`: nothing is created over half an array",
         blank = list(.blank), are = if .blank.len() == 1 { "is" } else { "are" },
         members = list(.members), belong = if .members.len() == 1 { "belongs" } else { "belong" },
         uuid = MdUuid(*.array)
@@ -83,8 +84,9 @@ pub enum AssembleError {
     },
     /// A member of another array.
     #[error(
-        "{name} is {found}, and not of array {expected}; take it out of the list, or wipe it if \
-         that array is no longer needed", expected = MdUuid(*.expected)
+        "{name} is {found}, and not of array {expected}; take it out of the list, or, if that \
+         array is no longer needed, name it in `raidfabric array create FILE --overwrite DRIVE`",
+        expected = MdUuid(*.expected)
     )]
     OtherArray {
         /// The drive.
@@ -279,8 +281,8 @@ pub enum CreateError {
     },
     /// A member of a running or finished array.
     #[error(
-        "{name} is {found}, so nothing is created on it; serve that array, or wipe the drive \
-         with `raidfabric drive wipe {name}`"
+        "{name} is {found}, so nothing is created on it; serve that array, or, if it is no longer \
+         needed, name the drive in `raidfabric array create FILE --overwrite DRIVE`"
     )]
     IsMember {
         /// The drive.

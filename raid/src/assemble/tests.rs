@@ -382,7 +382,7 @@ fn foreign_drives_are_refused_by_name() {
     };
     let text = decide(&drives);
     assert!(text.starts_with("drive-1 holds an ext2, ext3 or ext4 file system"), "{text}");
-    assert!(text.ends_with("raidfabric array create --overwrite drive-1`"), "{text}");
+    assert!(text.ends_with("`raidfabric array create FILE --overwrite DRIVE`"), "{text}");
     drives[1].put(1024 + 56, &[0; 2]);
     drives[1].put(SMALL - 1, &[1]);
     let text = decide(&drives);
@@ -601,6 +601,24 @@ fn wiping_makes_blank_and_a_crash_in_it_leaves_no_array() {
         plan_assemble(&look(&image), &Expected::default()).unwrap_err();
         wipe(&image[0]).unwrap();
         assert_eq!(look(&image)[0].contents, crate::device::signature::Contents::Blank);
+    }
+}
+
+/// A wiped drive must be blank to whoever looks next: btrfs keeps a second superblock at 64 MiB,
+/// and a wipe that left it made every drive that had once been btrfs refused as foreign.
+#[test]
+fn wiping_reaches_signatures_beyond_the_first_mebibyte() {
+    for (offset, signature) in [(64 * MIB + 0x40, &b"_BHRfS_M"[..]), (MIB, &[0x0d, 0xd0, 1, 0xc0])]
+    {
+        let drives = TestMedium::drives(&[80 * MIB], false);
+        drives[0].put(offset, signature);
+        drives[0].put(70 * MIB, b"data");
+        assert_ne!(look(&drives)[0].contents, crate::device::signature::Contents::Blank);
+        wipe(&drives[0]).unwrap();
+        assert_eq!(look(&drives)[0].contents, crate::device::signature::Contents::Blank);
+        let mut data = [0; 4];
+        drives[0].read_at(70 * MIB, &mut data).unwrap();
+        assert_eq!(&data, b"data", "data is not wiped");
     }
 }
 

@@ -320,6 +320,20 @@ impl DeepMagic {
     }
 }
 
+/// Where a drive carries signatures that are further in than the ends: offsets of 4096-byte blocks.
+///
+/// # Errors
+/// The drive's.
+pub(crate) fn deep_blocks(medium: &impl Medium) -> io::Result<Vec<u64>> {
+    let mut blocks = Vec::new();
+    for deep in DEEP_MAGICS {
+        if deep.find(medium)? {
+            blocks.push(deep.offset_bytes - deep.offset_bytes % 4096);
+        }
+    }
+    Ok(blocks)
+}
+
 /// The type that `blkid -p` sees on a drive; None if it sees nothing, is not there, or
 /// does not answer in time (then the rule of zeros decides alone).
 fn ask_blkid(program: &Path, path: &Path, limit: Duration) -> Option<String> {

@@ -363,28 +363,22 @@ impl Boot {
         };
         let calls_per_pair = 1 + life.random.below(6) as u32;
         let ends = Mesh::with_calls_per_pair(life.cores, world.doorbell(), calls_per_pair);
-        let mut arrays = Vec::new();
-        for end in ends {
-            let end = Rc::new(end);
-            let hears = Rc::clone(&end);
-            world.add_core(move || hears.handle_doorbell());
-            let drive = |disk: &Rc<RefCell<Disk>>| SimDrive {
-                world: Rc::clone(&world),
-                disk: Rc::clone(disk),
-                faults: Rc::clone(&life.faults),
-                before_write: Rc::clone(&before_write),
-            };
-            let drives = life.disks.iter().map(drive).collect();
-            let array = Array::new(Arc::clone(&shared), drives, end, pool.clone()).unwrap();
-            let array = Rc::new(array);
-            for _ in 0..1 + life.random.below(3) {
-                let array = Rc::clone(&array);
-                world.spawn(async move {
-                    array.serve().await;
-                });
-            }
-            arrays.push(array);
-        }
+        let arrays: Vec<_> = ends
+            .into_iter()
+            .map(|end| {
+                let end = Rc::new(end);
+                let hears = Rc::clone(&end);
+                world.add_core(move || hears.handle_doorbell());
+                let drive = |disk: &Rc<RefCell<Disk>>| SimDrive {
+                    world: Rc::clone(&world),
+                    disk: Rc::clone(disk),
+                    faults: Rc::clone(&life.faults),
+                    before_write: Rc::clone(&before_write),
+                };
+                let drives = life.disks.iter().map(drive).collect();
+                Rc::new(Array::new(Arc::clone(&shared), drives, end, pool.clone()).unwrap())
+            })
+            .collect();
         let boot = Self {
             idle_bytes: pool.in_use_bytes(),
             arrays,
@@ -401,8 +395,21 @@ impl Boot {
             world,
         };
         boot.serve_keeper(&keeper);
+        boot.serve_calls(1 + life.random.below(3));
         boot.start_resync();
         boot
+    }
+
+    /// Starts the servers of other cores' calls, so many on each core.
+    fn serve_calls(&self, servers: u64) {
+        for array in &self.arrays {
+            for _ in 0..servers {
+                let array = Rc::clone(array);
+                self.world.spawn(async move {
+                    array.serve().await;
+                });
+            }
+        }
     }
 
     /// Does what the keeper is asked for, after a while.

@@ -62,7 +62,9 @@ fn an_error_at_every_call() {
         DriveError::Short { done_bytes: 512, wanted_bytes: 4096 },
     ];
     let (lives, stride) = if cfg!(debug_assertions) { (3, 31) } else { (12, 1) };
-    for seed in seeds(lives).0 {
+    // Of a life there are as many runs as calls, so the number of seeds is not for asking.
+    let seeds = number("RAIDFABRIC_SIM_SEED").map_or(0..lives, |seed| seed..seed + 1);
+    for seed in seeds {
         let calls = with_seed(seed, "no error", || Life::new(seed).live(1, false)).calls;
         let mut injected = 0;
         for at_call in (seed % stride..calls).step_by(stride as usize) {

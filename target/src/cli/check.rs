@@ -3,7 +3,7 @@
 
 use clap::Args;
 
-use super::{ConfigFile, Failure};
+use super::{ConfigFile, Failure, print};
 use crate::config::cores::{self, Available};
 use crate::config::drives::Drives;
 use crate::config::memory::Bound;
@@ -13,8 +13,8 @@ use crate::server::present;
 /// Arguments of `check`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Opens no drive and binds no port, so that it can run beside a daemon that \
-                        uses them."
+    after_help = "Opens no drive and binds no port, so that it can run beside a daemon that uses \
+                  them.\n\nExample: raidfabric check /etc/raidfabric/fabric.yaml"
 )]
 pub(super) struct Check {
     #[command(flatten)]
@@ -25,24 +25,29 @@ impl Check {
     pub(super) fn run(self) -> Result<(), Failure> {
         let (loaded, drives, cores) = load(&self.file)?;
         let config = &loaded.config;
-        print!("{}", present::configuration(config, &drives));
+        print::text(present::configuration(config, &drives))?;
         let available = Available::read().map_err(Failure::refused)?;
-        println!("{}", cores::describe(&config.cores, &available, &cores));
-        println!("{}", Bound::new(config, cores.len()));
-        Ok(())
+        print::line(cores::describe(&config.cores, &available, &cores))?;
+        print::line(Bound::new(config, cores.len()))
     }
 }
 
 /// Loads a configuration with its drives and cores, and prints its warnings.
 pub(super) fn load(file: &ConfigFile) -> Result<(Loaded, Vec<Drives>, Vec<usize>), Failure> {
+    let (loaded, drives) = load_drives(file)?;
+    let cores = choose_cores(&loaded.config)?;
+    Ok((loaded, drives, cores))
+}
+
+/// Loads a configuration with its drives, and prints its warnings.
+pub(super) fn load_drives(file: &ConfigFile) -> Result<(Loaded, Vec<Drives>), Failure> {
     let loaded = config::load(&file.path).map_err(Failure::refused)?;
     if !loaded.warnings.is_empty() {
-        eprint!("{}", loaded.warnings);
+        print::note(loaded.warnings.to_string().trim_end());
     }
     let drives = loaded.drives().map_err(Failure::refused)?;
     served_levels_only(&loaded.config)?;
-    let cores = choose_cores(&loaded.config)?;
-    Ok((loaded, drives, cores))
+    Ok((loaded, drives))
 }
 
 /// The data cores of a configuration.
@@ -67,8 +72,7 @@ fn served_levels_only(config: &Config) -> Result<(), Failure> {
 
 /// Prints the JSON Schema.
 pub(super) fn print_schema() -> Result<(), Failure> {
-    println!("{}", config::schema_json());
-    Ok(())
+    print::line(config::schema_json())
 }
 
 /// A size for a person.

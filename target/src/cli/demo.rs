@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use super::serve::serve;
-use super::{Failure, check, start_logging};
+use super::{Failure, check, print, start_logging};
 use crate::config::drives::Drives;
 use crate::config::{self, Config};
 use crate::server::Plan;
@@ -21,8 +21,9 @@ const SPARE_BYTES: u64 = 64 << 20;
 /// Arguments of `demo`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Ctrl-C ends the service and leaves the files, so that the next run serves \
-                        the same data; delete the directory to be rid of them."
+    after_help = "Ctrl-C ends the service and leaves the files, so that the next run serves the \
+                  same data; delete the directory to be rid of them.\n\nExample: raidfabric demo \
+                  --directory /var/tmp/demo --listen 127.0.0.1:4421"
 )]
 pub(super) struct Demo {
     /// Where the four files are kept [default: raidfabric-demo in the user's data directory]
@@ -38,7 +39,7 @@ impl Demo {
         start_logging();
         let directory = self.directory.map_or_else(default_directory, Ok)?;
         let files = make_files(&directory)?;
-        println!("demo: four files of 1 GiB in {}", directory.display());
+        print::line(format_args!("demo: four files of 1 GiB in {}", directory.display()))?;
         let config = configuration(&directory, self.listen)?;
         let cores = check::choose_cores(&config)?;
         serve(&Plan { config, drives: vec![Drives::Paths(files)], cores })

@@ -4,8 +4,12 @@
 //! and the completions come from one place. Exit codes: 0 done, 1 failed, 2 usage or
 //! configuration (nothing was touched then).
 
+mod array;
+mod bench;
 mod check;
 mod demo;
+mod generate;
+mod print;
 mod serve;
 
 use std::path::PathBuf;
@@ -24,7 +28,7 @@ use clap::{Parser, Subcommand};
     version,
     after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage or configuration (nothing was \
                   touched).\nLogging: RAIDFABRIC_LOG=debug, or a filter such as \
-                  raidfabric=trace,raidfabric_raid=debug."
+                  raidfabric=trace,raidfabric_raid=debug. NO_COLOR=1 for no colours."
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -37,19 +41,37 @@ enum Command {
     Serve(serve::Serve),
     /// Say everything about a configuration that can be known without starting
     Check(check::Check),
+    /// Create the arrays of a configuration file without serving them
+    #[command(
+        subcommand,
+        arg_required_else_help = true,
+        after_help = "Example: raidfabric array create fabric.yaml"
+    )]
+    Array(array::Command),
+    /// Put load on a volume over NVMe/TCP, and measure it
+    Bench(Box<bench::Bench>),
     /// Print the JSON Schema of the configuration file, for editors
+    #[command(after_help = "Example: raidfabric schema >raidfabric.schema.json")]
     Schema,
     /// Serve four sparse files of 1 GiB as RAID 10 on 127.0.0.1:4420
     Demo(demo::Demo),
+    /// Print the completions of a shell
+    #[command(hide = true)]
+    Completions(generate::Completions),
+    /// Write the manual pages into a directory
+    #[command(hide = true)]
+    Man(generate::Man),
 }
 
-/// How a command failed; decides the exit code.
+/// How a command ended otherwise than well; decides the exit code.
 #[derive(Debug)]
 pub enum Failure {
     /// Exit code 1: it was tried and did not succeed.
     Failed(String),
     /// Exit code 2: wrong usage or configuration; nothing was touched.
     Refused(String),
+    /// Exit code 0: whoever read the output has read enough.
+    Unread,
 }
 
 impl Failure {
@@ -70,17 +92,21 @@ pub fn main() -> ExitCode {
     let result = match cli.command {
         Command::Serve(command) => command.run(),
         Command::Check(command) => command.run(),
+        Command::Array(command) => command.run(),
+        Command::Bench(command) => command.run(),
         Command::Schema => check::print_schema(),
         Command::Demo(command) => command.run(),
+        Command::Completions(command) => command.run(),
+        Command::Man(command) => command.run(),
     };
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) | Err(Failure::Unread) => ExitCode::SUCCESS,
         Err(Failure::Failed(text)) => {
-            eprintln!("raidfabric: {text}");
+            print::note(format_args!("raidfabric: {text}"));
             ExitCode::from(1)
         }
         Err(Failure::Refused(text)) => {
-            eprintln!("raidfabric: {text}");
+            print::note(format_args!("raidfabric: {text}"));
             ExitCode::from(2)
         }
     }
@@ -92,13 +118,17 @@ fn start_logging() {
     use tracing_subscriber::EnvFilter;
     let filter =
         EnvFilter::try_from_env("RAIDFABRIC_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let colours = std::io::stderr().is_terminal()
+        && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     // A second start in one process (tests) keeps the first.
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(colours)
         .with_target(false)
+        // It would print them to standard error, and panic: a daemon must outlive whoever read
+        // its log.
+        .log_internal_errors(false)
         .try_init();
 }
 

@@ -4,9 +4,9 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use clap::Args;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::{ConfigFile, Failure, check, start_logging};
+use super::{ConfigFile, Failure, check, print, start_logging};
 use crate::server::{Plan, Server, present};
 
 /// Arguments of `serve`.
@@ -15,7 +15,7 @@ use crate::server::{Plan, Server, present};
     after_help = "An array is created only if every drive listed for it is blank; it is found \
                   again wherever its drives appear.\nSIGTERM and Ctrl-C end the service: commands \
                   under way are finished, and the arrays are marked clean. SIGUSR1 logs what is \
-                  in use."
+                  in use.\n\nExample: raidfabric serve /etc/raidfabric/fabric.yaml"
 )]
 pub(super) struct Serve {
     #[command(flatten)]
@@ -35,12 +35,13 @@ pub(super) fn serve(plan: &Plan) -> Result<(), Failure> {
     let server = Server::start(plan).map_err(|error| {
         if error.is_refusal() { Failure::refused(error) } else { Failure::failed(error) }
     })?;
-    print_connect_lines(plan, &server);
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(Failure::failed)?;
-    let reason = runtime.block_on(watch(&server)).map_err(Failure::failed)?;
+    let reason = match watch_until_stopped(plan, &server) {
+        Ok(reason) => reason,
+        Err(error) => {
+            server.stop();
+            return Err(Failure::Failed(format!("cannot wait for signals: {error}")));
+        }
+    };
     tracing::info!("{}", server.in_use());
     tracing::info!("stopping: {reason}");
     let unclean = server.stop();
@@ -60,13 +61,14 @@ pub(super) fn serve(plan: &Plan) -> Result<(), Failure> {
     }
 }
 
+/// Tells how to connect; a daemon serves on even if nobody reads it.
 fn print_connect_lines(plan: &Plan, server: &Server) {
     for subsystem in &plan.config.subsystems {
         for &address in server.addresses() {
-            println!("{}", present::connect_line(&subsystem.nqn, address));
+            let _ = print::line(present::connect_line(&subsystem.nqn, address));
         }
     }
-    println!("serving; Ctrl-C ends it");
+    let _ = print::line("serving; Ctrl-C ends it");
 }
 
 /// Why the service ends.
@@ -85,21 +87,48 @@ impl std::fmt::Display for Reason {
     }
 }
 
+/// Says that it serves, and waits for a reason to stop.
+fn watch_until_stopped(plan: &Plan, server: &Server) -> std::io::Result<Reason> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        // Before anybody is told that it serves: who reads that may send a signal at once.
+        let signals = Signals::catch()?;
+        print_connect_lines(plan, server);
+        Ok(watch(server, signals).await)
+    })
+}
+
+/// The signals that are not fatal to a daemon.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    report: Signal,
+}
+
+impl Signals {
+    fn catch() -> std::io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            report: signal(SignalKind::user_defined1())?,
+        })
+    }
+}
+
 /// Waits for a reason to stop; logs what an operator should know meanwhile.
-async fn watch(server: &Server) -> std::io::Result<Reason> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut report = signal(SignalKind::user_defined1())?;
+async fn watch(server: &Server, mut signals: Signals) -> Reason {
     let mut second = tokio::time::interval(Duration::from_secs(1));
+    let mut half_minute = tokio::time::interval(Duration::from_secs(30));
     let mut watcher = Watcher::default();
     loop {
         tokio::select! {
-            _ = terminate.recv() => return Ok(Reason::Signal("SIGTERM")),
-            _ = interrupt.recv() => return Ok(Reason::Signal("interrupted")),
-            _ = report.recv() => tracing::info!("{}", server.in_use()),
+            _ = signals.terminate.recv() => return Reason::Signal("SIGTERM"),
+            _ = signals.interrupt.recv() => return Reason::Signal("interrupted"),
+            _ = signals.report.recv() => tracing::info!("{}", server.in_use()),
+            _ = half_minute.tick() => server.report_health(),
             _ = second.tick() => {
                 if server.has_lost_a_core() {
-                    return Ok(Reason::CoreLost);
+                    return Reason::CoreLost;
                 }
                 watcher.look(server);
             }

@@ -227,8 +227,8 @@ fn ratio(quota: &str, period: &str) -> Option<f64> {
     Some(quota as f64 / period as f64)
 }
 
-/// `0-3,6` as numbers, ascending.
-fn parse_list(text: &str) -> Option<Vec<usize>> {
+/// `0-3,6` as numbers, ascending; `None` if it is not such a list.
+pub fn parse_list(text: &str) -> Option<Vec<usize>> {
     let mut cores = Vec::new();
     for part in text.split(',').filter(|part| !part.is_empty()) {
         let (first, last) = part.split_once('-').unwrap_or((part, part));

@@ -14,9 +14,13 @@ pub const RECEIVE_BUFFER_BYTES: u64 = 64 << 10;
 pub const SEND_BUFFER_BYTES: u64 = 128 << 10;
 /// What of the transfer budget each connection is guaranteed: a longer command of a connection
 /// that gets no more goes through it in pieces.
-pub const TRANSFER_MINIMUM_BYTES: u64 = 64 << 10;
-/// State of one outstanding command.
-pub const COMMAND_SLOT_BYTES: u64 = 256;
+pub const TRANSFER_MINIMUM_BYTES: u64 = 128 << 10;
+/// State of one command that waits, in the tables and queues of its connection.
+pub const COMMAND_SLOT_BYTES: u64 = 512;
+/// Commands that one core works on at a time; further ones wait.
+pub const WORKERS_PER_CORE: u64 = 4096;
+/// State of one command that is being worked on.
+pub const WORKER_BYTES: u64 = 4096;
 /// The program itself, its threads' stacks, the control plane, and the kernel's rings
 /// that are charged to it.
 pub const BASE_BYTES: u64 = 32 << 20;
@@ -81,7 +85,8 @@ impl Bound {
     /// The sum.
     pub fn total_bytes(&self) -> u64 {
         let per_connection = self.connections_per_core.saturating_mul(self.connection_bytes);
-        let per_core = self.capsule_bytes + self.transfer_bytes;
+        let workers = WORKERS_PER_CORE * WORKER_BYTES;
+        let per_core = self.capsule_bytes + self.transfer_bytes + workers;
         self.cores
             .saturating_mul(per_core.saturating_add(per_connection))
             .saturating_add(BASE_BYTES)
@@ -95,15 +100,16 @@ impl std::fmt::Display for Bound {
         writeln!(f, "memory: at most {}", size(self.total_bytes()))?;
         writeln!(
             f,
-            "  = cores × (capsule + transfer + connections × per connection) + base{}",
+            "  = cores × (capsule + transfer + workers + connections × per connection) + base{}",
             if self.memory_members_bytes > 0 { " + members in memory" } else { "" }
         )?;
         write!(
             f,
-            "  = {} × ({} + {} + {} × {}) + {}",
+            "  = {} × ({} + {} + {} + {} × {}) + {}",
             self.cores,
             size(self.capsule_bytes),
             size(self.transfer_bytes),
+            size(WORKERS_PER_CORE * WORKER_BYTES),
             self.connections_per_core,
             size(self.connection_bytes),
             size(BASE_BYTES),

@@ -40,7 +40,7 @@ pub use source::Position;
 pub use types::{
     Array, Config, CoreSelection, Hosts, Level, Limits, Member, Memory, Namespace, Ring, Subsystem,
 };
-pub use units::format_bytes;
+pub use units::{duration as parse_duration, format_bytes, parse_size};
 
 /// The largest file that is read; a configuration of a thousand namespaces is a
 /// tenth of this.

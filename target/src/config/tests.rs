@@ -504,18 +504,18 @@ fn the_examples_are_right() {
 fn the_memory_bound_is_printed_with_its_terms() {
     let Loaded { config, .. } = read(SMALL).expect("a right configuration");
     let bound = memory::Bound::new(&config, 2);
-    // 128 MiB / 1 MiB is less than 32 MiB / 16 KiB.
-    assert_eq!(bound.connections_per_core, 128);
-    let connection = (256 << 10) + (128 << 10) + 256 * 1024;
+    // 128 MiB / 128 KiB is less than 32 MiB / 16 KiB.
+    assert_eq!(bound.connections_per_core, 1024);
+    let connection = (64 << 10) + (128 << 10) + 512 * 1024;
     assert_eq!(bound.connection_bytes, connection);
-    let cores = 2 * ((32 << 20) + (128 << 20) + 128 * connection);
+    let cores = 2 * ((32 << 20) + (128 << 20) + (16 << 20) + 1024 * connection);
     assert_eq!(bound.total_bytes(), cores + (32 << 20) + (128 << 20));
     assert_eq!(
         bound.to_string(),
-        "memory: at most 640 MiB\n  \
-         = cores × (capsule + transfer + connections × per connection) + base + members in memory\n  \
-         = 2 × (32 MiB + 128 MiB + 128 × 640 KiB) + 32 MiB + 128 MiB\n  \
-         connections per core = the fewer of capsule / 16 KiB and transfer / 1 MiB"
+        "memory: at most 1920 MiB\n  \
+         = cores × (capsule + transfer + workers + connections × per connection) + base + members in memory\n  \
+         = 2 × (32 MiB + 128 MiB + 16 MiB + 1024 × 704 KiB) + 32 MiB + 128 MiB\n  \
+         connections per core = the fewer of capsule / 16 KiB and transfer / 128 KiB"
     );
 }
 

@@ -20,7 +20,10 @@ pub(super) fn size_bytes(size: &Size) -> Result<u64, String> {
 }
 
 /// Bytes of a size that is written as text.
-pub(super) fn parse_size(text: &str) -> Result<u64, String> {
+///
+/// # Errors
+/// What is wrong, and what would be right.
+pub fn parse_size(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic()).trim_end();
     let unit = text[digits.len()..].trim_start();
@@ -46,8 +49,11 @@ pub(super) fn parse_size(text: &str) -> Result<u64, String> {
     Ok(bytes)
 }
 
-/// A duration between two bounds; the error says what is wrong and what would be right.
-pub(super) fn duration(text: &str, min: Duration, max: Duration) -> Result<Duration, String> {
+/// A duration between two bounds.
+///
+/// # Errors
+/// What is wrong, and what would be right.
+pub fn duration(text: &str, min: Duration, max: Duration) -> Result<Duration, String> {
     let range =
         || format!("{} to {}", humantime::format_duration(min), humantime::format_duration(max));
     let parsed = humantime::parse_duration(text.trim()).map_err(|_| {

@@ -5,7 +5,7 @@
 //! 2. [`Prospect::take`] creates the array or puts it together.
 //!
 //! An array that has existed is never created anew: neither one whose UUID is configured, nor one
-//! that the state directory remembers.
+//! that the state directory remembers. What the operator names may be (see [`super::overwrite`]).
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -13,15 +13,19 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use raidfabric_raid::assemble::{
-    self, ArrayHandle, CreateError, Decision, Examined, Expected, NewArray, examine, find_members,
+    self, ArrayHandle, ArrayInfo, CreateError, Decision, Examined, Expected, NewArray, examine,
+    find_members,
 };
-use raidfabric_raid::device::{DeviceError, Intent, OpenDevice, Patience, advice, open_patiently};
+use raidfabric_raid::device::{
+    DeviceError, Intent, OpenDevice, Patience, advice, open, open_patiently,
+};
 use raidfabric_raid::geometry::{self, Geometry, GeometryError};
 use raidfabric_raid::memory::MemoryDrive;
 use raidfabric_raid::metadata::{self, superblock};
 use uuid::Uuid;
 
 use super::state::{StateDirectory, StateError};
+use super::temperature;
 use crate::config::drives::Drives;
 use crate::config::{Array, Level};
 use crate::core::MemberPlan;
@@ -52,11 +56,12 @@ pub enum ArrayStartError {
         /// What is wrong.
         source: Box<CreateError>,
     },
-    /// All drives are blank, and yet the array has existed.
+    /// The drives hold nothing, and yet the array has existed.
     #[error(
-        "array {array}: all its drives are blank, but it existed here with UUID {uuid} (says \
-         {record:?}). Bring its own drives; or, if its data is not needed any more, delete that \
-         file and start again"
+        "array {array}: it existed here with UUID {uuid} (says {record:?}), so no other is created \
+         in its place unasked. Bring its own drives; or, if its data is not needed any more, create \
+         it anew with `raidfabric array create FILE --array {array}` and --overwrite for each of \
+         its drives"
     )]
     Existed {
         /// The array.
@@ -65,6 +70,43 @@ pub enum ArrayStartError {
         uuid: Uuid,
         /// The record.
         record: PathBuf,
+    },
+    /// It has a UUID in the configuration.
+    #[error(
+        "array {array}: its `uuid` in the configuration, {uuid}, says that it exists; to create a \
+         new one on these drives, take that key out of the file"
+    )]
+    HasUuid {
+        /// The array.
+        array: String,
+        /// As configured.
+        uuid: Uuid,
+    },
+    /// A drive that was to be overwritten could not be.
+    #[error(
+        "array {array}: wiping {drive} failed: {source}; see the kernel's log (dmesg). Drives \
+         wiped before it are blank; nothing was created. The same command can be given again"
+    )]
+    Wipe {
+        /// The array.
+        array: String,
+        /// The drive.
+        drive: String,
+        /// Its error.
+        source: std::io::Error,
+    },
+    /// A drive that was wiped still holds something.
+    #[error(
+        "array {array}: {drive} was wiped, and yet holds {contents}; nothing was created. Wipe it \
+         with `wipefs --all` or `blkdiscard`, and give the same command again"
+    )]
+    NotWiped {
+        /// The array.
+        array: String,
+        /// The drive.
+        drive: String,
+        /// What is there.
+        contents: String,
     },
     /// The shape is not possible.
     #[error("array {array}: {source}")]
@@ -114,7 +156,7 @@ pub struct Prospect {
 
 enum Kind {
     Memory(Geometry, Vec<MemoryDrive>),
-    Drives { media: Vec<OpenDevice>, examined: Vec<Examined>, decision: Decision },
+    Drives(Survey),
 }
 
 /// An array that is ours.
@@ -136,13 +178,20 @@ pub struct OpenArray {
     memory: Vec<MemoryDrive>,
 }
 
-/// Opens drives of an array for ourselves, waiting for a predecessor that was killed.
-pub fn open_drives(array: &str, paths: &[PathBuf]) -> Result<Vec<OpenDevice>, ArrayStartError> {
+/// Opens drives of an array for ourselves, waiting so long for a predecessor that was killed.
+///
+/// # Errors
+/// [`ArrayStartError::Device`].
+pub(super) fn own_drives(
+    array: &str,
+    paths: &[PathBuf],
+    limit: Duration,
+) -> Result<Vec<OpenDevice>, ArrayStartError> {
     let device = |source| ArrayStartError::Device { array: array.to_owned(), source };
     let mut media = Vec::with_capacity(paths.len());
     for path in paths {
         let mut notify = |text: &str| tracing::warn!(array, "{text}");
-        let patience = Patience { limit: PREDECESSOR_PATIENCE, notify: &mut notify };
+        let patience = Patience { limit, notify: &mut notify };
         let medium = open_patiently(path, Intent::Own, patience).map_err(device)?;
         if let Some(warning) = medium.identity().warning() {
             tracing::warn!(array, "{warning}");
@@ -150,6 +199,112 @@ pub fn open_drives(array: &str, paths: &[PathBuf]) -> Result<Vec<OpenDevice>, Ar
         media.push(medium);
     }
     Ok(media)
+}
+
+/// Opens drives only to look at them, whoever has them.
+fn look_at_drives(array: &str, paths: &[PathBuf]) -> Result<Vec<OpenDevice>, ArrayStartError> {
+    let device = |source| ArrayStartError::Device { array: array.to_owned(), source };
+    paths.iter().map(|path| open(path, Intent::Examine).map_err(device)).collect()
+}
+
+/// Reads what drives hold.
+///
+/// # Errors
+/// [`ArrayStartError::Drives`].
+pub(super) fn examine_all(
+    array: &str,
+    media: &[OpenDevice],
+) -> Result<Vec<Examined>, ArrayStartError> {
+    let failed = |source: assemble::AssembleError| ArrayStartError::Drives {
+        array: array.to_owned(),
+        source: Box::new(source.into()),
+    };
+    media.iter().map(|medium| examine(medium).map_err(failed)).collect()
+}
+
+/// The array that is created if the drives are blank.
+pub(super) fn new_array(array: &Array, homehost: Option<String>) -> NewArray {
+    NewArray {
+        name: array.name.clone(),
+        homehost,
+        level: metadata_level(array.level),
+        chunk_bytes: array.chunk_bytes,
+        uuid: None,
+    }
+}
+
+/// Drives that were examined, and what they are together.
+struct Survey {
+    media: Vec<OpenDevice>,
+    examined: Vec<Examined>,
+    decision: Decision,
+}
+
+impl Survey {
+    /// `open` opens the drives.
+    fn new(
+        array: &Array,
+        paths: &[PathBuf],
+        homehost: Option<String>,
+        state: Option<&StateDirectory>,
+        open: impl FnOnce(&[PathBuf]) -> Result<Vec<OpenDevice>, ArrayStartError>,
+    ) -> Result<Self, ArrayStartError> {
+        let name = &array.name;
+        let record = state.map(|state| state.record(name)).transpose()?.flatten();
+        let known = array.uuid.or(record.as_ref().map(|record| record.uuid));
+        let media = open(&with_moved_members(paths, known))?;
+        let examined = examine_all(name, &media)?;
+        let expected = Expected {
+            uuid: array.uuid,
+            level: Some(metadata_level(array.level)),
+            chunk_bytes: (array.chunk_bytes > 0).then_some(array.chunk_bytes),
+            last_known: record
+                .iter()
+                .flat_map(|record| (0..).zip(record.members.iter().cloned()))
+                .collect(),
+        };
+        let decision =
+            assemble::decide(&examined, &expected, &new_array(array, homehost)).map_err(
+                |source| ArrayStartError::Drives { array: name.clone(), source: Box::new(source) },
+            )?;
+        if let (Decision::Create(_), Some(record), Some(state)) = (&decision, record, state) {
+            return Err(ArrayStartError::Existed {
+                record: state.path_of(name),
+                array: name.clone(),
+                uuid: record.uuid,
+            });
+        }
+        Ok(Self { media, examined, decision })
+    }
+}
+
+/// What a configured array is, by a look at its drives.
+pub enum Outlook {
+    /// In memory: there is nothing to create.
+    Memory,
+    /// It exists.
+    Exists(Box<ArrayInfo>),
+    /// Its drives are blank.
+    Blank,
+}
+
+impl Outlook {
+    /// Looks at the drives of an array, read-only, also while somebody has them.
+    ///
+    /// # Errors
+    /// [`ArrayStartError`]: they are neither the array nor all blank.
+    pub fn look(
+        array: &Array,
+        drives: &Drives,
+        state: Option<&StateDirectory>,
+    ) -> Result<Self, ArrayStartError> {
+        let Drives::Paths(paths) = drives else { return Ok(Self::Memory) };
+        let open = |paths: &[PathBuf]| look_at_drives(&array.name, paths);
+        Ok(match Survey::new(array, paths, None, state, open)?.decision {
+            Decision::Assemble(plan) => Self::Exists(Box::new(plan.info)),
+            Decision::Create(_) => Self::Blank,
+        })
+    }
 }
 
 impl Prospect {
@@ -172,42 +327,9 @@ impl Prospect {
             }
             Drives::Paths(paths) => paths,
         };
-        let record = state.map(|state| state.record(&name)).transpose()?.flatten();
-        let known = array.uuid.or(record.as_ref().map(|record| record.uuid));
-        let paths = with_moved_members(paths, known);
-        let media = open_drives(&name, &paths)?;
-        let failed =
-            |source| ArrayStartError::Drives { array: name.clone(), source: Box::new(source) };
-        let examined = media
-            .iter()
-            .map(|medium| examine(medium).map_err(|error| failed(error.into())))
-            .collect::<Result<Vec<_>, _>>()?;
-        let level = metadata_level(array.level);
-        let expected = Expected {
-            uuid: array.uuid,
-            level: Some(level),
-            chunk_bytes: (array.chunk_bytes > 0).then_some(array.chunk_bytes),
-            last_known: record
-                .iter()
-                .flat_map(|record| (0..).zip(record.members.iter().cloned()))
-                .collect(),
-        };
-        let new = NewArray {
-            name: name.clone(),
-            homehost,
-            level,
-            chunk_bytes: array.chunk_bytes,
-            uuid: None,
-        };
-        let decision = assemble::decide(&examined, &expected, &new).map_err(failed)?;
-        if let (Decision::Create(_), Some(record), Some(state)) = (&decision, record, state) {
-            return Err(ArrayStartError::Existed {
-                record: state.path_of(&name),
-                array: name,
-                uuid: record.uuid,
-            });
-        }
-        Ok(Self { name, kind: Kind::Drives { media, examined, decision } })
+        let open = |paths: &[PathBuf]| own_drives(&name, paths, PREDECESSOR_PATIENCE);
+        let survey = Survey::new(array, paths, homehost, state, open)?;
+        Ok(Self { name, kind: Kind::Drives(survey) })
     }
 
     /// The array's name.
@@ -219,7 +341,8 @@ impl Prospect {
     pub fn drive_blocks(&self) -> Vec<(String, u32)> {
         match &self.kind {
             Kind::Memory(..) => Vec::new(),
-            Kind::Drives { media, .. } => media
+            Kind::Drives(survey) => survey
+                .media
                 .iter()
                 .map(|medium| (medium.identity().name(), medium.logical_block_bytes()))
                 .collect(),
@@ -232,9 +355,9 @@ impl Prospect {
     /// [`ArrayStartError`]; it says what has been written.
     pub fn take(self, state: Option<&StateDirectory>) -> Result<OpenArray, ArrayStartError> {
         let Self { name, kind } = self;
-        let (media, examined, decision) = match kind {
+        let Survey { media, examined, decision } = match kind {
             Kind::Memory(geometry, memory) => return Ok(memory_array(name, geometry, memory)),
-            Kind::Drives { media, examined, decision } => (media, examined, decision),
+            Kind::Drives(survey) => survey,
         };
         let failed =
             |source| ArrayStartError::Drives { array: name.clone(), source: Box::new(source) };
@@ -253,15 +376,22 @@ impl Prospect {
                 (handle, false)
             }
         };
-        let array = from_handle(name, handle, created)?;
-        if let Some(state) = state {
-            state.remember(&array.name, array.uuid, array.member_names())?;
-        }
-        if let Some(advice) = advice::assembly_advice(array.uuid) {
-            tracing::warn!(array = array.name, "{advice}");
-        }
-        Ok(array)
+        settle(from_handle(name, handle, created)?, state)
     }
+}
+
+/// Remembers an array that is ours, and advises on what could take it away at the next boot.
+pub(super) fn settle(
+    array: OpenArray,
+    state: Option<&StateDirectory>,
+) -> Result<OpenArray, ArrayStartError> {
+    if let Some(state) = state {
+        state.remember(&array.name, array.uuid, array.member_names())?;
+    }
+    if let Some(advice) = advice::assembly_advice(array.uuid) {
+        tracing::warn!(array = array.name, "{advice}");
+    }
+    Ok(array)
 }
 
 /// Beside the listed drives, those that carry the array's UUID under other names.
@@ -308,7 +438,7 @@ fn engine_geometry(
         .map_err(|source| ArrayStartError::Geometry { array: name.to_owned(), source })
 }
 
-fn from_handle(
+pub(super) fn from_handle(
     name: String,
     handle: ArrayHandle<OpenDevice>,
     created: bool,
@@ -375,11 +505,35 @@ impl OpenArray {
         members.map_err(|source| ArrayStartError::Descriptors { array: self.name.clone(), source })
     }
 
+    /// The members' names by slot, with their serial numbers, for people; none in memory.
+    pub fn drive_names(&self) -> Vec<String> {
+        let Some(handle) = &self.handle else { return Vec::new() };
+        let handle = handle.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let name = |member: &assemble::Member<OpenDevice>| {
+            raidfabric_raid::device::Medium::name(member.medium())
+        };
+        handle.members().iter().map(name).collect()
+    }
+
     /// The members' names by slot; none in memory.
     pub fn member_names(&self) -> Vec<String> {
         self.handle.as_ref().map_or_else(Vec::new, |handle| {
             let handle = handle.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             handle.members().iter().map(|member| member.medium().identity().name()).collect()
+        })
+    }
+
+    /// The temperature of its warmest drive in kelvin; 0 if none has a sensor.
+    pub fn temperature_kelvin(&self) -> u16 {
+        self.handle.as_ref().map_or(0, |handle| {
+            let handle = handle.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let names = handle
+                .members()
+                .iter()
+                .filter_map(|member| member.medium().identity().kernel_name.clone());
+            let names: Vec<_> = names.collect();
+            drop(handle);
+            names.iter().filter_map(|name| temperature::of_drive(name)).max().unwrap_or(0)
         })
     }
 

@@ -9,9 +9,11 @@
 pub mod arrays;
 mod keeper;
 mod listen;
+pub mod overwrite;
 pub mod present;
 mod state;
 mod subsystems;
+mod temperature;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -27,13 +29,14 @@ use raidfabric_raid::device::OpenDevice;
 use raidfabric_raid::mesh::Mesh;
 use tokio::sync::{mpsc, oneshot};
 
-pub use arrays::{ArrayStartError, OpenArray, Prospect};
+pub use arrays::{ArrayStartError, OpenArray, Outlook, Prospect};
 pub use listen::{Arrival, Seat};
+pub use overwrite::Overwrite;
 pub use state::StateDirectory;
 
 use crate::association::Registry;
 use crate::config::drives::Drives;
-use crate::config::memory::Bound;
+use crate::config::memory::{Bound, WORKERS_PER_CORE};
 use crate::config::{Array, Config};
 use crate::core::{
     self, ArrayPlan, CoreError, CoreMessage, CorePlan, MemoryPlan, Published, Settings,
@@ -44,8 +47,6 @@ use listen::{Door, Listener};
 
 /// How long a refused connection's end is waited for.
 const LINGER: Duration = Duration::from_secs(1);
-/// Commands that one core works on at a time.
-const WORKERS: usize = 16_384;
 
 /// What to serve.
 pub struct Plan {
@@ -215,8 +216,13 @@ impl Server {
         self.arrays.iter().map(|array| (array.open.name.as_str(), &array.shared))
     }
 
-    /// Tells every controller to look at its subsystem's health, and hosts of what is wrong.
+    /// Reads the drives' temperatures and tells every controller to look at the health of its
+    /// subsystem, so that hosts hear of what is wrong.
     pub fn report_health(&self) {
+        for array in &self.arrays {
+            let kelvin = array.open.temperature_kelvin();
+            self.registry.set_temperature(&array.shared, kelvin);
+        }
         self.registry.health_may_have_changed();
     }
 
@@ -288,16 +294,24 @@ fn bind(config: &Config) -> Result<Vec<Listener>, StartError> {
 }
 
 /// The state directory, where an array outlives the process.
-fn state_directory(config: &Config) -> Result<Option<StateDirectory>, StartError> {
+///
+/// # Errors
+/// It cannot be made.
+pub fn state_directory(config: &Config) -> Result<Option<StateDirectory>, state::StateError> {
     if config.arrays.iter().all(Array::is_memory) {
         return Ok(None);
     }
     Ok(Some(StateDirectory::open(&config.state_dir)?))
 }
 
+/// The name of this host, which stands before an array's.
+pub fn homehost() -> Option<String> {
+    rustix::system::uname().nodename().to_str().ok().map(str::to_owned)
+}
+
 fn open_arrays(config: &Config, drives: &[Drives]) -> Result<Vec<OpenArray>, StartError> {
     let state = state_directory(config)?;
-    let homehost = rustix::system::uname().nodename().to_str().ok().map(str::to_owned);
+    let homehost = homehost();
     let prospects = config
         .arrays
         .iter()
@@ -482,7 +496,7 @@ fn settings(config: &Config) -> Settings {
         max_admin_bytes: config.limits.max_transfer_bytes,
         reply_timeout: config.reply_timeout,
         linger: LINGER,
-        worker_limit: WORKERS,
+        worker_limit: size(WORKERS_PER_CORE),
     }
 }
 

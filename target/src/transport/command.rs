@@ -34,9 +34,9 @@ pub struct Job {
 /// What a worker does.
 pub(super) enum Task {
     /// An I/O command.
-    Io { request: Request, volume: Volume, queue: IoQueue, sqe: Sqe },
+    Io { request: Request, volume: Volume, queue: Rc<IoQueue>, sqe: Sqe },
     /// Flush of every namespace of a subsystem.
-    FlushAll { queue: IoQueue },
+    FlushAll { queue: Rc<IoQueue> },
     /// An admin command whose data has to be fetched first.
     Admin { sqe: Sqe, length_bytes: u32 },
 }
@@ -163,7 +163,7 @@ pub(super) async fn start(
     }
 }
 
-fn start_io(command: Command, queue: IoQueue, sqe: &Sqe, inline: Option<Inline>) {
+fn start_io(command: Command, queue: Rc<IoQueue>, sqe: &Sqe, inline: Option<Inline>) {
     let capsule_bytes = inline.as_ref().map_or(0, |inline| inline.buffer.len() as u32);
     let request = match io::parse(sqe, capsule_bytes, &queue.subsystem) {
         Ok(request) => request,

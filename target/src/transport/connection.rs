@@ -75,6 +75,7 @@ pub struct Connection {
     queue_size: Cell<u32>,
     sq_head: Cell<u16>,
     closed: Cell<bool>,
+    opened_at: Instant,
     sending_since: Cell<Option<Instant>>,
     /// The reader waits for the host's bytes, and for nothing else.
     listening: Cell<bool>,
@@ -120,6 +121,7 @@ impl Connection {
             queue_size: Cell::new(1),
             sq_head: Cell::new(0),
             closed: Cell::new(false),
+            opened_at: Instant::now(),
             sending_since: Cell::new(None),
             listening: Cell::new(false),
             owing: Cell::new(None),
@@ -150,6 +152,12 @@ impl Connection {
     /// Since when the host has not taken what we are sending; `None` if nothing is being sent.
     pub fn sending_since(&self) -> Option<Instant> {
         self.sending_since.get()
+    }
+
+    /// Whether the host has not connected a queue in that time, however busily it sends.
+    pub fn idles_unconnected(&self, now: Instant, limit: Duration) -> bool {
+        matches!(*self.queue.borrow(), Queue::Unconnected)
+            && now.saturating_duration_since(self.opened_at) > limit
     }
 
     pub(super) fn set_sending_since(&self, since: Option<Instant>) {

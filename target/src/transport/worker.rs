@@ -254,3 +254,23 @@ async fn fetch_admin(command: Command, sqe: &Sqe, length_bytes: u32) {
         Err(Ended::Abandoned) => command.abandon(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::memory::{COMMAND_SLOT_BYTES, WORKER_BYTES};
+    use crate::transport::outbox::Outgoing;
+
+    /// The documented memory bound counts these.
+    #[test]
+    fn a_command_takes_no_more_than_the_memory_bound_says() {
+        fn size_of_future<F: Future>(_: impl FnOnce(Rc<Core>) -> F) -> u64 {
+            size_of::<F>() as u64
+        }
+        // Beside its future a task has a header and a place in two queues.
+        let worker_bytes = size_of_future(work) + 256;
+        assert!(worker_bytes <= WORKER_BYTES, "{worker_bytes}");
+        let slot_bytes = (size_of::<Job>() + size_of::<Outgoing>()) as u64 + 64;
+        assert!(slot_bytes <= COMMAND_SLOT_BYTES, "{slot_bytes}");
+    }
+}

@@ -42,9 +42,10 @@ pub(super) async fn run(connection: Rc<Connection>) {
             tracing::debug!(peer = %connection.peer, %error, "cannot send");
             connection.close();
         } else if in_flight.terminates {
-            // The host reads the TermReq before it sees the end of the stream.
+            // The host reads what was sent before it sees the end of the stream; then it closes.
             connection.socket.finish_sending();
-            break;
+            tokio::time::sleep(connection.core.settings.linger).await;
+            connection.close();
         }
     }
     drop(batch);

@@ -268,6 +268,27 @@ proptest! {
     }
 }
 
+/// Padding is no payload: while it is missing nothing may be received in place.
+#[test]
+fn nothing_is_received_in_place_before_the_padding() {
+    let encoder =
+        Encoder { digests: Digests::default(), alignment: PduAlignment::from_wire(31).unwrap() };
+    let fields = H2cDataFields { cccid: 1, ttag: 2, datao: 0, datal: 500, last: true };
+    let mut front = Vec::new();
+    encoder.h2c_data(&fields, &mut front);
+    let mut receiver = receiver(Direction::HostToController, &encoder);
+    for (from, to) in [(0, 24), (24, 60), (60, 127)] {
+        let mut at = from;
+        while at < to {
+            at += receiver.poll(&front[at..to]).unwrap().consumed;
+        }
+        assert_eq!(receiver.payload_remaining(), 0, "after {to} bytes");
+        assert_eq!(receiver.handle_payload(&[0; 500]), 0);
+    }
+    receiver.poll(&front[127..]).unwrap();
+    assert_eq!(receiver.payload_remaining(), 500);
+}
+
 /// Every way to cut a stream of two PDUs in two, exhaustively.
 #[test]
 fn every_single_cut() {

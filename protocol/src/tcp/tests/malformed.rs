@@ -119,10 +119,20 @@ fn check(case: &Case, error: Option<FatalError>, term: impl Fn(&FatalError) -> V
     assert_eq!(term[4..8], (term.len() as u32).to_le_bytes(), "{name}");
     assert!(term.len() > 24 && term.len() <= 152, "{name}");
     let offending = &term[24..];
+    assert!(offending.len() >= 8, "{name}: only {offending:?} of the header");
     assert!(
-        bytes.windows(offending.len()).any(|window| window == offending),
-        "{name}: {offending:?} was never sent"
+        pdu_starts(bytes).any(|start| bytes[start..].starts_with(offending)),
+        "{name}: {offending:?} is not the start of a PDU that was sent"
     );
+}
+
+/// Where PDUs begin, as far as their PLEN can be followed.
+fn pdu_starts(bytes: &[u8]) -> impl Iterator<Item = usize> {
+    core::iter::successors(Some(0usize), |start| {
+        let plen = bytes.get(start + 4..start + 8)?;
+        let plen = u32::from_le_bytes(plen.try_into().ok()?) as usize;
+        start.checked_add(plen.max(1)).filter(|next| *next < bytes.len())
+    })
 }
 
 fn check_target(case: &Case, make: impl Fn(Digests) -> target::Connection) {
@@ -190,6 +200,31 @@ fn target_common_header() {
     cases.iter().for_each(|case| check_target(case, target_at_work));
 }
 
+/// What the first eight bytes give away is refused without waiting for more: a peer that claims a
+/// short PDU would never send more. Only what a header digest protects waits for the digest.
+#[test]
+fn eight_bytes_are_enough() {
+    let refused_early = |digests, offset: usize, value| {
+        let mut start = capsule(digests, 2, &[]);
+        start.truncate(8);
+        start[offset] = value;
+        refused(&mut target_at_work(digests), &start, 8).is_some()
+    };
+    for (digests, hdgst) in [(NONE, 0), (BOTH, 1)] {
+        assert!(refused_early(digests, 0, 8));
+        assert!(refused_early(digests, 1, 1 - hdgst));
+        assert!(refused_early(digests, 2, 71));
+        assert!(refused_early(digests, 4, 71));
+        assert!(!refused_early(digests, 4, 72 + 4 * hdgst));
+    }
+    assert!(refused_early(NONE, 3, 5));
+    assert!(refused_early(BOTH, 4, 75));
+    assert!(refused_early(NONE, 6, 1));
+    assert!(!refused_early(BOTH, 6, 1), "PLEN may be damaged: its digest decides");
+    let too_long = capsule(NONE, 0x7F, &[0; 8196]);
+    assert!(refused(&mut target_at_work(NONE), &too_long[..8], 8).is_some());
+}
+
 #[test]
 fn target_capsules() {
     let field = Fes::InvalidPduHeaderField;
@@ -228,6 +263,16 @@ fn target_capsules() {
     assert_eq!(refused(&mut admin, &capsule(BOTH, 1, &[0; 8192]), 1000), None);
     let over = refused(&mut admin, &capsule(BOTH, 1, &[0; 8196]), 1000).unwrap();
     assert_eq!(*over.fault(), Fault::CapsuleTooLong { found_bytes: 8196, limit_bytes: 8192 });
+}
+
+/// IOCCSZ may allow more than fabrics commands may carry.
+#[test]
+fn fabrics_commands_keep_their_own_limit() {
+    let mut target = target_at_work(NONE);
+    target.set_io_queue(16_384);
+    assert_eq!(refused(&mut target, &capsule(NONE, 1, &[0; 16_384]), 1000), None);
+    let error = refused(&mut target, &capsule(NONE, 0x7F, &[0; 8196]), 1000).unwrap();
+    assert_eq!(*error.fault(), Fault::CapsuleTooLong { found_bytes: 8196, limit_bytes: 8192 });
 }
 
 /// A queue with less in-capsule data than the fabrics minimum (spdk#1569: with in-capsule size 0
@@ -328,6 +373,7 @@ fn target_h2c_data() {
         case("LAST missing", NONE, d(|f| f.datal = 4096), sequence, 0),
         case("above MAXH2CDATA", NONE, d(|f| f.datal = 4100), Fes::LimitExceeded, 0),
         case("data after LAST", NONE, after_last(d(|_| {})), sequence, 0),
+        case("data behind LAST", NONE, after_last(d(|f| f.datao = 8192)), sequence, 0),
         case("DATAL is not the payload", NONE, with_byte(NONE, d(|_| {}), 16, 60), field, 16),
         case(
             "no payload",
@@ -623,11 +669,15 @@ fn host_data_and_responses() {
 #[test]
 fn host_reports_a_damaged_read() {
     let mut host = host_at_work(BOTH);
-    let fields = C2hDataFields { cccid: 1, datao: 0, datal: 4096, last: true, success: true };
+    // The first PDU is damaged and the last is not: the command has failed all the same.
     let mut stream = Vec::new();
-    encoder(BOTH).c2h_data(&fields, &mut stream);
-    stream.resize(stream.len() + 4096, 7);
-    put_data_digest(&[8; 4096], &mut stream);
+    for (datao, sent) in [(0, 8), (2048, 7)] {
+        let last = datao > 0;
+        let fields = C2hDataFields { cccid: 1, datao, datal: 2048, last, success: last };
+        encoder(BOTH).c2h_data(&fields, &mut stream);
+        stream.resize(stream.len() + 2048, 7);
+        put_data_digest(&[sent; 2048], &mut stream);
+    }
     let mut at = 0;
     loop {
         let step = host.poll(&stream[at..]).unwrap();

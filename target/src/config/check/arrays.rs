@@ -44,7 +44,7 @@ pub(super) fn check(arrays: &[raw::Array], findings: &mut Findings<'_>) -> Vec<A
             findings.error(
                 &at.key("uuid"),
                 format!("array `{other}` has this UUID already"),
-                "an array can be listed once; `raidfabric drive list` shows each drive's array",
+                "an array can be listed once; `mdadm --examine DRIVE` shows which one a drive belongs to",
             );
         }
         let checked_array = Array {
@@ -129,7 +129,7 @@ fn uuid(at: &At, text: &str, findings: &mut Findings<'_>) -> Option<Uuid> {
         findings.error(
             at,
             format!("`{text}` is not the UUID of an array"),
-            "it has 32 hexadecimal digits, as `raidfabric drive list` or `mdadm --examine` print it",
+            "it has 32 hexadecimal digits, as `raidfabric serve` and `mdadm --examine` print it",
         );
     }
     parsed

@@ -1,0 +1,210 @@
+//! `raidfabric array create`: the arrays of a configuration file, without serving them.
+//!
+//! 1. Everything is looked at, read-only where nothing is to be written; any fault refuses all.
+//! 2. What the drives named by `--overwrite` hold is shown, and has to be confirmed.
+//! 3. Only then the first byte is written.
+
+mod confirm;
+mod drives;
+
+use clap::{Args, Subcommand};
+use raidfabric_raid::assemble::ArrayInfo;
+
+use super::{ConfigFile, Failure, check, print, start_logging};
+use crate::config::drives::Drives;
+use crate::config::{Array, Config, Level, format_bytes};
+use crate::server::{
+    self, OpenArray, Outlook, Overwrite, Prospect, StateDirectory, homehost, present,
+};
+
+/// The verbs of `array`.
+#[derive(Debug, Subcommand)]
+pub(super) enum Command {
+    /// Create the arrays that a configuration file describes and that do not exist yet
+    Create(Create),
+}
+
+impl Command {
+    pub(super) fn run(self) -> Result<(), Failure> {
+        match self {
+            Self::Create(create) => create.run(),
+        }
+    }
+}
+
+/// Arguments of `array create`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Arrays that exist are left alone. Without --overwrite every drive must be blank: \
+                  no signature known, first and last MiB zero. What is on a drive that is named by \
+                  --overwrite is shown first, and the drive's name has to be typed; where there is \
+                  no terminal nothing is asked, and --yes is needed. A drive that is in use is \
+                  refused.\n\nExamples:\n  raidfabric array create fabric.yaml\n  raidfabric array \
+                  create fabric.yaml --array fast --overwrite /dev/disk/by-id/nvme-A"
+)]
+pub(super) struct Create {
+    #[command(flatten)]
+    file: ConfigFile,
+    /// Only this array of the file
+    #[arg(long, value_name = "NAME")]
+    array: Option<String>,
+    /// A drive of the array whose contents are destroyed: its path or serial number; once for each
+    #[arg(long, value_name = "DRIVE")]
+    overwrite: Vec<String>,
+    /// Do not ask before overwriting the drives that are named
+    #[arg(long, requires = "overwrite")]
+    yes: bool,
+}
+
+/// What is to be done about an array.
+enum Work<'a> {
+    /// Nothing; this is said instead.
+    Nothing(String),
+    /// Its drives are blank.
+    Create(&'a Array, Prospect),
+    /// Some of its drives are to be wiped first.
+    Overwrite(&'a Array, Overwrite),
+}
+
+impl Create {
+    fn run(self) -> Result<(), Failure> {
+        start_logging();
+        let (loaded, all_drives) = check::load_drives(&self.file)?;
+        let config = &loaded.config;
+        let selected: Vec<(&Array, &Drives)> = self.select(config, &all_drives)?;
+        let victims = drives::victims(&selected, &self.overwrite)?;
+        let state = server::state_directory(config).map_err(Failure::refused)?;
+        let works = selected
+            .into_iter()
+            .zip(victims)
+            .map(|((array, drives), victims)| look(array, drives, victims, state.as_ref()))
+            .collect::<Result<Vec<_>, _>>()?;
+        self.confirm(&works)?;
+        let mut created = false;
+        for work in works {
+            created |= perform(work, state.as_ref())?;
+        }
+        if created { print_next(config, &self.file) } else { Ok(()) }
+    }
+
+    fn select<'a>(
+        &self,
+        config: &'a Config,
+        drives: &'a [Drives],
+    ) -> Result<Vec<(&'a Array, &'a Drives)>, Failure> {
+        let all = config.arrays.iter().zip(drives);
+        let Some(wanted) = &self.array else { return Ok(all.collect()) };
+        let selected: Vec<_> = all.filter(|(array, _)| array.name == *wanted).collect();
+        if selected.is_empty() {
+            let names: Vec<_> = config.arrays.iter().map(|array| array.name.as_str()).collect();
+            return Err(Failure::Refused(format!(
+                "{} describes no array {wanted}; it describes {}",
+                self.file.path.display(),
+                names.join(", ")
+            )));
+        }
+        Ok(selected)
+    }
+
+    fn confirm(&self, works: &[Work<'_>]) -> Result<(), Failure> {
+        let doomed: Vec<_> = works
+            .iter()
+            .filter_map(|work| match work {
+                Work::Overwrite(_, overwrite) => Some((overwrite.name(), overwrite.victims())),
+                _ => None,
+            })
+            .collect();
+        if doomed.is_empty() { Ok(()) } else { confirm::confirm(&doomed, self.yes) }
+    }
+}
+
+fn look<'a>(
+    array: &'a Array,
+    drives: &Drives,
+    victims: Vec<usize>,
+    state: Option<&StateDirectory>,
+) -> Result<Work<'a>, Failure> {
+    if let (Drives::Paths(paths), false) = (drives, victims.is_empty()) {
+        return Overwrite::look(array, paths, victims, homehost(), state)
+            .map(|overwrite| Work::Overwrite(array, overwrite))
+            .map_err(Failure::refused);
+    }
+    match Outlook::look(array, drives, state).map_err(Failure::refused)? {
+        Outlook::Memory => Ok(Work::Nothing(format!(
+            "array {}: its members are memory, so that there is nothing to create",
+            array.name
+        ))),
+        Outlook::Exists(info) => Ok(Work::Nothing(exists(array, &info))),
+        Outlook::Blank => Prospect::look(array, drives, homehost(), state)
+            .map(|prospect| Work::Create(array, prospect))
+            .map_err(Failure::refused),
+    }
+}
+
+/// Does it, and says what was done; whether an array was created.
+fn perform(work: Work<'_>, state: Option<&StateDirectory>) -> Result<bool, Failure> {
+    let (array, open) = match work {
+        Work::Nothing(text) => {
+            print::line(text)?;
+            return Ok(false);
+        }
+        Work::Create(array, prospect) => (array, prospect.take(state)),
+        Work::Overwrite(array, overwrite) => (array, overwrite.create(state)),
+    };
+    let open = open.map_err(Failure::failed)?;
+    print::text(created(array, &open))?;
+    Ok(true)
+}
+
+fn exists(array: &Array, info: &ArrayInfo) -> String {
+    format!(
+        "array {}: exists (UUID {}, {}), left alone",
+        array.name,
+        info.uuid,
+        format_bytes(info.size_bytes())
+    )
+}
+
+fn created(array: &Array, open: &OpenArray) -> String {
+    let chunk = match array.chunk_bytes {
+        0 => String::new(),
+        bytes => format!(", chunk {}", format_bytes(bytes)),
+    };
+    let names = open.drive_names();
+    let mut text = format!(
+        "array {}: created\n  UUID         {}\n  level        {}{chunk}, {} drives\n  size         \
+         {}\n  consistency  {}\n",
+        array.name,
+        open.uuid,
+        array.level,
+        names.len(),
+        format_bytes(open.geometry.capacity_bytes()),
+        consistency(array.level, open.resync_position_bytes == u64::MAX),
+    );
+    for (slot, name) in names.iter().enumerate() {
+        text.push_str(&format!("  slot {slot:<7} {name}\n"));
+    }
+    text
+}
+
+/// What keeps the copies equal, and whether they are.
+fn consistency(level: Level, in_sync: bool) -> &'static str {
+    match (level, in_sync) {
+        (Level::Raid0, _) => "none: there are no copies, and a lost drive loses the array",
+        (_, true) => "resync after an unclean stop; the copies are equal now",
+        (_, false) => {
+            "resync after an unclean stop; `serve` makes the copies equal in the background"
+        }
+    }
+}
+
+fn print_next(config: &Config, file: &ConfigFile) -> Result<(), Failure> {
+    print::line(format_args!("now: raidfabric serve {}", file.path.display()))?;
+    for subsystem in &config.subsystems {
+        for &address in &config.listen {
+            let line = present::connect_line(&subsystem.nqn, address);
+            print::line(format_args!("then, on a host: {line}"))?;
+        }
+    }
+    Ok(())
+}

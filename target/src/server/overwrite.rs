@@ -1,0 +1,140 @@
+//! Creating an array over drives that are not blank, which the operator has named one by one.
+//!
+//! Everything that can be refused is refused before the first drive is wiped: the drives are owned
+//! from then on, those that were not named are blank, and the array is planned as if the others
+//! were, too. What is wiped by then is told to whoever asks ([`Overwrite::victims`]); only
+//! [`Overwrite::create`] writes.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use raidfabric_raid::assemble::{
+    self, CreateError, CreatePlan, Description, Examined, NewArray, plan_create, wipe,
+};
+use raidfabric_raid::device::signature::Contents;
+use raidfabric_raid::device::{Medium, OpenDevice};
+use raidfabric_raid::metadata::private::PrivateArea;
+
+use super::arrays::{self, ArrayStartError, OpenArray};
+use super::state::StateDirectory;
+use crate::config::Array;
+
+/// How long udev, or a command that has just ended, is waited for. A daemon that serves the drives
+/// does not end by itself.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// An array whose drives are ours, some of which are to be wiped.
+pub struct Overwrite {
+    name: String,
+    new: NewArray,
+    media: Vec<OpenDevice>,
+    examined: Vec<Examined>,
+    /// Indices of the drives that were named.
+    victims: Vec<usize>,
+}
+
+impl Overwrite {
+    /// Takes the drives of an array and plans it; `victims` are the indices of those that may be
+    /// wiped.
+    ///
+    /// # Errors
+    /// [`ArrayStartError`]; nothing has been written.
+    pub fn look(
+        array: &Array,
+        paths: &[PathBuf],
+        victims: Vec<usize>,
+        homehost: Option<String>,
+        state: Option<&StateDirectory>,
+    ) -> Result<Self, ArrayStartError> {
+        let name = array.name.clone();
+        if let Some(uuid) = array.uuid {
+            return Err(ArrayStartError::HasUuid { array: name, uuid });
+        }
+        let media = arrays::own_drives(&name, paths, PATIENCE)?;
+        let examined = arrays::examine_all(&name, &media)?;
+        let new = arrays::new_array(array, homehost);
+        let this = Self { name, new, media, examined, victims };
+        this.plan_as_if_wiped()?;
+        this.check_record(state)?;
+        Ok(this)
+    }
+
+    fn drives_error(&self, source: CreateError) -> ArrayStartError {
+        ArrayStartError::Drives { array: self.name.clone(), source: Box::new(source) }
+    }
+
+    fn plan_as_if_wiped(&self) -> Result<CreatePlan, ArrayStartError> {
+        let mut examined = self.examined.clone();
+        for (index, drive) in examined.iter_mut().enumerate() {
+            if self.victims.contains(&index) {
+                drive.contents = Contents::Blank;
+                drive.private = PrivateArea::Absent;
+                drive.newer_header = None;
+            }
+        }
+        plan_create(&examined, &self.new).map_err(|source| self.drives_error(source))
+    }
+
+    /// An array of this name that existed is forgotten only if all its drives are named.
+    fn check_record(&self, state: Option<&StateDirectory>) -> Result<(), ArrayStartError> {
+        let Some(state) = state else { return Ok(()) };
+        match state.record(&self.name)? {
+            Some(record) if self.victims.len() < self.media.len() => {
+                Err(ArrayStartError::Existed {
+                    array: self.name.clone(),
+                    uuid: record.uuid,
+                    record: state.path_of(&self.name),
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The array's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The drives that are wiped, with what they hold now.
+    pub fn victims(&self) -> Vec<Description> {
+        let one = |(index, (medium, examined)): (usize, (&OpenDevice, &Examined))| {
+            self.victims.contains(&index).then(|| Description {
+                identity: medium.identity().clone(),
+                size_bytes: medium.size_bytes(),
+                contents: examined.contents.clone(),
+            })
+        };
+        self.media.iter().zip(&self.examined).enumerate().filter_map(one).collect()
+    }
+
+    /// Wipes the drives that were named, and creates the array.
+    ///
+    /// # Errors
+    /// [`ArrayStartError`]; it says what has been written.
+    pub fn create(self, state: Option<&StateDirectory>) -> Result<OpenArray, ArrayStartError> {
+        for medium in self.victims.iter().filter_map(|index| self.media.get(*index)) {
+            wipe(medium).map_err(|source| ArrayStartError::Wipe {
+                array: self.name.clone(),
+                drive: medium.name(),
+                source,
+            })?;
+        }
+        // What is planned now rests on what is really there.
+        let examined = arrays::examine_all(&self.name, &self.media)?;
+        let left = self.victims.iter().filter_map(|index| examined.get(*index));
+        if let Some(drive) = left.into_iter().find(|drive| drive.contents != Contents::Blank) {
+            return Err(ArrayStartError::NotWiped {
+                array: self.name.clone(),
+                drive: drive.name.clone(),
+                contents: drive.contents.to_string(),
+            });
+        }
+        let plan = plan_create(&examined, &self.new).map_err(|source| self.drives_error(source))?;
+        let Self { name, media, .. } = self;
+        let handle = assemble::create(&plan, media).map_err(|source| ArrayStartError::Drives {
+            array: name.clone(),
+            source: Box::new(source),
+        })?;
+        arrays::settle(arrays::from_handle(name, handle, true)?, state)
+    }
+}

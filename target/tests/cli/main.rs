@@ -1,0 +1,9 @@
+//! The program as a person or a script sees it: arguments in; output, exit code and drives out.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod array;
+mod bench;
+mod documentation;
+mod program;
+mod streams;

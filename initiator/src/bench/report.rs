@@ -19,6 +19,7 @@ pub(super) struct Tally {
 impl Tally {
     pub(super) fn new() -> Self {
         let histogram = Histogram::new_with_bounds(1, LATENCY_MAX_NS, 3);
+        // INVARIANT: the bounds are constants of this file, and valid.
         Self { histogram: histogram.expect("the bounds are constants, and valid") }
     }
 

@@ -108,15 +108,20 @@ pub struct Found {
     pub summary: Summary,
 }
 
-/// Looks for an array's drives by UUID, on all block devices of this host and on the
+/// Looks for an array's drives by UUID, on all local block devices of this host and on the
 /// files in `also`; what cannot be opened or read is passed over.
+///
+/// What another machine serves is not looked at: a read there waits for as long as that
+/// machine is away. It may even be this process that serves it, to a host on this same
+/// machine, and that reading is to bring back.
 #[must_use]
 pub fn find_members(array: Uuid, also: &[PathBuf]) -> Vec<Found> {
-    // Not what has a medium to load, or only memory behind it.
-    let passed_over = ["sr", "fd", "ram", "zram"];
+    // Not what has a medium to load, only memory behind it, or a network.
+    let passed_over = ["sr", "fd", "ram", "zram", "nbd", "rbd", "drbd"];
     let devices = std::fs::read_dir("/sys/class/block").into_iter().flatten().flatten();
     let names = devices.map(|entry| entry.file_name().to_string_lossy().into_owned());
     let names = names.filter(|name| !passed_over.iter().any(|p| name.starts_with(p)));
+    let names = names.filter(|name| !is_over_fabrics(&Path::new("/sys/class/block").join(name)));
     let mut paths: Vec<_> = names.map(|name| Path::new("/dev").join(name)).collect();
     paths.sort();
     paths.extend(also.iter().cloned());
@@ -130,6 +135,23 @@ pub fn find_members(array: Uuid, also: &[PathBuf]) -> Vec<Found> {
     found
 }
 
+/// Whether a block device, by its folder in sysfs, is an NVMe namespace of another machine.
+///
+/// `device` leads to its controller, or, for one that several controllers may share, to its
+/// subsystem, which has the controllers in it. A partition's own folder lies in its disk's.
+fn is_over_fabrics(folder: &Path) -> bool {
+    let remote = |controller: &Path| {
+        std::fs::read_to_string(controller.join("transport"))
+            .is_ok_and(|transport| transport.trim() != "pcie")
+    };
+    let Ok(folder) = std::fs::canonicalize(folder) else { return false };
+    let disks = folder.ancestors().take(2).map(|disk| disk.join("device"));
+    disks.into_iter().any(|device| {
+        let inside = std::fs::read_dir(&device).into_iter().flatten().flatten();
+        remote(&device) || inside.into_iter().any(|entry| remote(&entry.path()))
+    })
+}
+
 fn find_member(path: &Path, array: Uuid) -> Option<Found> {
     let device = open(path, Intent::Examine).ok()?;
     let mut block = [0; SUPERBLOCK_BYTES];
@@ -138,4 +160,44 @@ fn find_member(path: &Path, array: Uuid) -> Option<Found> {
     let identity = device.identity().clone();
     let path = identity.by_id.clone().unwrap_or_else(|| path.to_owned());
     Some(Found { path, identity, summary: Summary::from(&superblock) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{create_dir_all, write};
+    use std::os::unix::fs::symlink;
+
+    /// A target was killed whose volume a host on the same machine had connected. Its
+    /// successor looked through that volume for lost members, and waited for it for ever.
+    #[test]
+    fn volumes_of_other_machines_are_known_by_their_transport() {
+        let sys = tempfile::tempdir().unwrap();
+        let at = |path: &str| sys.path().join(path);
+        // Two subsystems, each with a disk (one has a partition) and a controller elsewhere.
+        for (n, transport) in [(0, "pcie"), (1, "tcp")] {
+            let subsystem = at(&format!("nvme-subsystem/nvme-subsys{n}"));
+            let disk = subsystem.join(format!("nvme{n}n1"));
+            create_dir_all(disk.join(format!("nvme{n}n1p1"))).unwrap();
+            symlink(&subsystem, disk.join("device")).unwrap();
+            let controller = at(&format!("ctl/nvme{n}"));
+            create_dir_all(&controller).unwrap();
+            write(controller.join("transport"), format!("{transport}\n")).unwrap();
+            symlink(&controller, subsystem.join(format!("nvme{n}"))).unwrap();
+            // A disk that is not shared lies under its controller.
+            let own = controller.join(format!("nvme{n}n2"));
+            create_dir_all(&own).unwrap();
+            symlink(&controller, own.join("device")).unwrap();
+        }
+        create_dir_all(at("virtual/loop0")).unwrap();
+        let remote = |path: &str| is_over_fabrics(&at(path));
+        assert!(remote("nvme-subsystem/nvme-subsys1/nvme1n1"));
+        assert!(remote("nvme-subsystem/nvme-subsys1/nvme1n1/nvme1n1p1"));
+        assert!(remote("ctl/nvme1/nvme1n2"));
+        assert!(!remote("nvme-subsystem/nvme-subsys0/nvme0n1"));
+        assert!(!remote("nvme-subsystem/nvme-subsys0/nvme0n1/nvme0n1p1"));
+        assert!(!remote("ctl/nvme0/nvme0n2"));
+        assert!(!remote("virtual/loop0"));
+        assert!(!remote("absent"));
+    }
 }

@@ -374,6 +374,7 @@ impl<A> Slab<A> {
                 }
             }
             Slot::Abandoned => self.release(slot),
+            // INVARIANT: slots are named by our own cores only, which answer each call once.
             Slot::Free | Slot::Answered(_) => unreachable!("slot {slot} was not called"),
         }
     }
@@ -410,6 +411,7 @@ impl<A> Ticket<'_, A> {
     fn slot(&self) -> u32 {
         match self.state {
             TicketState::Slot(slot) => slot,
+            // INVARIANT: the callers have just seen that the call has its slot.
             _ => unreachable!("no slot yet"),
         }
     }
@@ -467,6 +469,7 @@ impl<A> Ticket<'_, A> {
                 slab.release(slot);
                 Poll::Ready(answer)
             }
+            // INVARIANT: only this ticket frees or abandons its slot, and then it has ended.
             Slot::Free | Slot::Abandoned => unreachable!("slot {slot} is this caller's"),
         }
     }

@@ -48,6 +48,8 @@ pub struct Registry {
 struct Live {
     ids: ControllerIds,
     controllers: HashMap<u16, Arc<Association>>,
+    /// Associations that have ended, while commands of their I/O queues have not.
+    ending: Vec<Arc<Association>>,
 }
 
 /// One controller and its connections.
@@ -171,6 +173,17 @@ impl Registry {
         self.traffic.get(core)?.get(subsystem)
     }
 
+    /// Commands of an association that has ended may still be under way to the drives. A write
+    /// among them must not come after a write that its host sends once it is back: these are the
+    /// associations whose commands a Connect of that host has to wait for.
+    pub fn ending_of(&self, request: &Request) -> Vec<Arc<Association>> {
+        let mut live = lock(&self.live);
+        live.ending.retain(|association| association.io_connections() > 0);
+        let candidates = live.ending.clone();
+        drop(live);
+        candidates.into_iter().filter(|association| association.is_of(request)).collect()
+    }
+
     /// Serves a Connect.
     ///
     /// # Errors
@@ -279,6 +292,7 @@ impl Registry {
                 let mut live = lock(&self.live);
                 live.controllers.remove(&association.cntlid);
                 live.ids.free(association.cntlid);
+                live.ending.push(Arc::clone(association));
                 drop(live);
                 association.shut_down_all();
                 association.changed.notify_one();
@@ -362,6 +376,18 @@ impl Association {
         }
     }
 
+    /// Whether it is with the host of this Connect, on the same subsystem.
+    fn is_of(&self, request: &Request) -> bool {
+        let controller = self.controller();
+        let names_it = match controller.kind() {
+            Kind::Nvm(subsystem) => subsystem.nqn == request.subsystem_nqn,
+            Kind::Discovery { .. } => false,
+        };
+        names_it
+            && controller.host_nqn() == request.host_nqn
+            && controller.host_id() == &request.host_id
+    }
+
     /// Takes an I/O connection in, unless the association ends.
     fn take_in(&self, qid: u16, stream: &Arc<TcpStream>) -> bool {
         let mut connections = lock(&self.connections);
@@ -390,5 +416,117 @@ impl Association {
         for (_, stream) in &connections.open {
             let _ = stream.shutdown(Shutdown::Both);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::controller::{Hosts, Limits};
+    use raidfabric_protocol::fabrics::command::ConnectAttributes;
+
+    const NQN: &str = "nqn.2026-11.io.raidfabric:test";
+
+    fn registry() -> Registry {
+        let subsystem =
+            Subsystem::new(NQN.into(), "S".into(), Hosts::Any, Limits::default(), vec![]).unwrap();
+        let discovery = Discovery {
+            serial: "D".into(),
+            limits: Limits::default(),
+            generation: 1,
+            listeners: vec![],
+            subsystems: vec![],
+        };
+        let served =
+            Served { subsystems: vec![Arc::new(subsystem)], discovery: Arc::new(discovery) };
+        Registry::new(served, vec![vec![]], 1)
+    }
+
+    fn request(qid: u16, cntlid: u16, host: &str) -> Request {
+        Request {
+            qid,
+            entries: 32,
+            sq_flow_control_disabled: false,
+            attributes: ConnectAttributes::default(),
+            kato_ms: 0,
+            host_id: [1; 16],
+            host_nqn: host.into(),
+            subsystem_nqn: NQN.into(),
+            cntlid,
+        }
+    }
+
+    fn stream() -> Arc<TcpStream> {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        Arc::new(TcpStream::connect(listener.local_addr().unwrap()).unwrap())
+    }
+
+    fn connect(registry: &Registry, request: &Request) -> Result<Connected, ConnectError> {
+        let stream = stream();
+        let via = "127.0.0.1:4420".parse().unwrap();
+        let origin = Origin { via, serves_volumes: true, stream: &stream };
+        registry.connect(request, &origin, Instant::now())
+    }
+
+    fn enable(queue: &Queue) {
+        use raidfabric_protocol::fabrics::{FabricsCommand, command::Property};
+        struct Nothing;
+        impl crate::controller::Environment for Nothing {
+            fn health(&self) -> Health {
+                Health::default()
+            }
+            fn abort(&mut self, _: u16, _: u16) -> bool {
+                false
+            }
+        }
+        let Queue::Admin(association) = queue else { panic!("not an admin queue") };
+        let enable = FabricsCommand::PropertySet {
+            offset: Property::Cc.raw(),
+            size: Property::Cc.size(),
+            value: 0x0046_0001,
+        };
+        let outcome = association.controller().handle_admin(
+            Instant::now(),
+            crate::controller::Permit::new(1),
+            &enable.to_sqe(1),
+            crate::controller::Data::None,
+            &mut Nothing,
+        );
+        assert!(matches!(outcome, crate::controller::AdminOutcome::Complete(_)));
+        assert!(association.controller().is_running());
+    }
+
+    /// A host that was cut off comes back and writes: what its last association still had at the
+    /// drives must not come after that.
+    #[test]
+    fn a_host_that_comes_back_waits_for_its_last_commands_and_nobody_elses() {
+        let registry = registry();
+        let admin = connect(&registry, &request(0, 0xFFFF, "nqn.host")).unwrap();
+        enable(&admin.queue);
+        let io = connect(&registry, &request(1, admin.cntlid, "nqn.host")).unwrap();
+        assert!(registry.ending_of(&request(0, 0xFFFF, "nqn.host")).is_empty(), "it lives");
+
+        registry.leave(&admin.queue);
+        assert_eq!(registry.controllers(), 0);
+        assert_eq!(registry.ending_of(&request(0, 0xFFFF, "nqn.host")).len(), 1);
+        assert!(registry.ending_of(&request(0, 0xFFFF, "nqn.other")).is_empty());
+        let mut same_name = request(0, 0xFFFF, "nqn.host");
+        same_name.host_id = [2; 16];
+        assert!(registry.ending_of(&same_name).is_empty());
+
+        registry.leave(&io.queue);
+        assert!(registry.ending_of(&request(0, 0xFFFF, "nqn.host")).is_empty());
+    }
+
+    #[test]
+    fn an_association_that_ends_takes_no_queue_in() {
+        let registry = registry();
+        let admin = connect(&registry, &request(0, 0xFFFF, "nqn.host")).unwrap();
+        enable(&admin.queue);
+        let Queue::Admin(association) = &admin.queue else { panic!("not an admin queue") };
+        association.shut_down_all();
+        let refused = connect(&registry, &request(1, admin.cntlid, "nqn.host"));
+        assert!(matches!(refused, Err(ConnectError::UnknownController { .. })));
+        assert_eq!(association.controller().io_queues().count(), 0, "its number is free again");
     }
 }

@@ -35,6 +35,8 @@ const RECEIVE_BYTES: usize = crate::config::memory::RECEIVE_BUFFER_BYTES as usiz
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
 /// Commands of other cores that a core works on at a time.
 const SERVERS: usize = 128;
+/// Commands of each connection that a core works on in any case.
+const GUARANTEED_COMMANDS: usize = 16;
 /// How long the commands of closed connections may take before the core gives up on them.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(20);
 /// How often they are looked at.
@@ -59,7 +61,7 @@ pub struct Settings {
     pub reply_timeout: Duration,
     /// How long the end of a refused connection is waited for.
     pub linger: Duration,
-    /// Commands that a core works on at a time; more wait.
+    /// Commands that a core works on at a time; more wait, but for a few of each connection.
     pub worker_limit: usize,
 }
 
@@ -204,7 +206,8 @@ impl Core {
 
     /// Hands a command to a worker.
     pub fn submit(self: &Rc<Self>, job: Job) {
-        if self.workers.submit(job) {
+        let party = Rc::clone(job.party());
+        if self.workers.submit(&party, job) {
             runtime::spawn(transport::work(Rc::clone(self)));
         }
     }
@@ -331,7 +334,7 @@ async fn serve(plan: CorePlan, ready: impl FnOnce()) -> Result<(), CoreError> {
         transfer: memory.transfer,
         capsule: memory.capsule,
         receive: memory.receive,
-        workers: Workers::new(plan.settings.worker_limit),
+        workers: Workers::new(plan.settings.worker_limit, GUARANTEED_COMMANDS),
         registry: plan.registry,
         volumes: volumes(&plan.volumes, &arrays),
         arrays,

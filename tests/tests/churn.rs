@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use raidfabric_initiator::{Controller, Options};
@@ -14,8 +14,10 @@ use raidfabric_tests::setup::{NQN, Setup, Target};
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-fn alone() -> MutexGuard<'static, ()> {
-    ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
+/// Runs a test while no other one runs.
+fn alone(test: impl Future<Output = ()>) {
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test);
 }
 
 fn descriptors() -> usize {
@@ -45,8 +47,8 @@ fn target_time() -> Duration {
 
 async fn one_session(target: &Target, turn: u64) {
     let options = Options {
-        digests: if turn % 2 == 0 { NONE } else { BOTH },
-        disable_sq_flow_control: turn % 3 == 0,
+        digests: if turn.is_multiple_of(2) { NONE } else { BOTH },
+        disable_sq_flow_control: turn.is_multiple_of(3),
         ..options()
     };
     let controller = Controller::connect(target.address, NQN, &options).await.unwrap();
@@ -68,10 +70,13 @@ async fn one_session(target: &Target, turn: u64) {
     }
 }
 
-/// Row 14: as many descriptors and bytes after 200 sessions as after 60.
-#[tokio::test]
-async fn two_hundred_sessions_leave_nothing() {
-    let _alone = alone();
+/// As many descriptors and bytes after 200 sessions as after 60.
+#[test]
+fn two_hundred_sessions_leave_nothing() {
+    alone(two_hundred_sessions_leave_nothing_alone());
+}
+
+async fn two_hundred_sessions_leave_nothing_alone() {
     let target = Setup::memory("raid10", 4, 4).start();
     for turn in 0..60 {
         one_session(&target, turn).await;
@@ -90,10 +95,13 @@ async fn two_hundred_sessions_leave_nothing() {
     target.settle_and_stop().await;
 }
 
-/// Row 16: 64 connections at depth 64, of which some are killed at random, again and again.
-#[tokio::test]
-async fn many_connections_with_random_kills() {
-    let _alone = alone();
+/// 64 connections at depth 64, of which some are killed at random, again and again.
+#[test]
+fn many_connections_with_random_kills() {
+    alone(many_connections_with_random_kills_alone());
+}
+
+async fn many_connections_with_random_kills_alone() {
     let target = Setup::memory("raid10", 4, 8).start();
     let (controller, innocent) = volume(target.address, 16).await;
     let descriptors_before = descriptors();
@@ -168,10 +176,13 @@ async fn many_connections_with_random_kills() {
     target.settle_and_stop().await;
 }
 
-/// Row 82: a connected host that does nothing costs nothing, with busy polling as it is by default.
-#[tokio::test]
-async fn an_idle_target_does_not_work() {
-    let _alone = alone();
+/// A connected host that does nothing costs nothing, with busy polling as it is by default.
+#[test]
+fn an_idle_target_does_not_work() {
+    alone(an_idle_target_does_not_work_alone());
+}
+
+async fn an_idle_target_does_not_work_alone() {
     let target = Setup::memory("raid10", 4, 4).busy_poll().start();
     let (controller, volume) = volume(target.address, 16).await;
     volume.read(0, 1).await.unwrap();
@@ -186,9 +197,12 @@ async fn an_idle_target_does_not_work() {
 }
 
 /// A target without traffic holds no more memory than it must, and a start takes no time.
-#[tokio::test]
-async fn a_start_is_quick() {
-    let _alone = alone();
+#[test]
+fn a_start_is_quick() {
+    alone(a_start_is_quick_alone());
+}
+
+async fn a_start_is_quick_alone() {
     let start = Instant::now();
     let target = Setup::memory("raid10", 4, 64).start();
     let (controller, volume) = volume(target.address, 16).await;

@@ -65,6 +65,12 @@ pub enum SetupError {
         /// Drives given.
         drives: usize,
     },
+    /// It is not known where the data area of a member begins.
+    #[error("no data offset was given for member {slot}")]
+    NoDataOffset {
+        /// Slot of the member.
+        slot: usize,
+    },
     /// A drive ends before its data area does.
     #[error("member {slot} needs {needed_bytes} bytes, its drive has {size_bytes}")]
     DriveTooSmall {

@@ -107,24 +107,17 @@ impl<D: Drive> Array<D> {
             let (expected, cores) = (shared.cores(), endpoint.cores());
             return Err(SetupError::Cores { expected, cores });
         }
-        for (slot, drive) in drives.iter().enumerate() {
-            let offset_bytes = shared.data_offset_bytes(slot);
-            let needed_bytes = offset_bytes.saturating_add(geometry.component_bytes());
-            let (size_bytes, block_bytes) = (drive.size_bytes(), drive.block_size_bytes());
-            if size_bytes < needed_bytes {
-                return Err(SetupError::DriveTooSmall { slot, needed_bytes, size_bytes });
-            }
-            if block_bytes == 0 || !offset_bytes.is_multiple_of(u64::from(block_bytes)) {
-                return Err(SetupError::Misaligned { slot, offset_bytes, block_bytes });
-            }
-        }
-        let block_bytes = drives.iter().map(Drive::block_size_bytes).max().unwrap_or(512);
         let zeros_len = ZEROS_BYTES.min(pool.max_block_bytes());
         let mut zeros = pool.allocate(zeros_len).ok_or(SetupError::NoMemory)?;
         zeros.fill(0);
-        let member = |(slot, drive)| Member::new(drive, slot, shared.data_offset_bytes(slot));
+        let block_bytes = drives.iter().map(Drive::block_size_bytes).max().unwrap_or(512);
+        let member = |(slot, drive)| {
+            let offset_bytes = Self::check_drive(&shared, slot, &drive)?;
+            Ok(Member::new(drive, slot, offset_bytes))
+        };
+        let members = drives.into_iter().enumerate().map(member).collect::<Result<_, _>>()?;
         Ok(Self {
-            members: drives.into_iter().enumerate().map(member).collect(),
+            members,
             endpoint,
             pool,
             locks: RangeLocks::new(LOCKS),
@@ -132,6 +125,21 @@ impl<D: Drive> Array<D> {
             block_bytes,
             shared,
         })
+    }
+
+    /// Whether a member's data area is within its drive and on its blocks; returns its start.
+    fn check_drive(shared: &Shared, slot: usize, drive: &D) -> Result<u64, SetupError> {
+        let offset_bytes =
+            shared.data_offset_bytes(slot).ok_or(SetupError::NoDataOffset { slot })?;
+        let needed_bytes = offset_bytes.saturating_add(shared.geometry().component_bytes());
+        let (size_bytes, block_bytes) = (drive.size_bytes(), drive.block_size_bytes());
+        if size_bytes < needed_bytes {
+            return Err(SetupError::DriveTooSmall { slot, needed_bytes, size_bytes });
+        }
+        if block_bytes == 0 || !offset_bytes.is_multiple_of(u64::from(block_bytes)) {
+            return Err(SetupError::Misaligned { slot, offset_bytes, block_bytes });
+        }
+        Ok(offset_bytes)
     }
 
     /// What all cores know of the array.

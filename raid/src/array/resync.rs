@@ -16,10 +16,11 @@
 //! * Lack of space below a member, or of memory, makes it wait and try again.
 
 use std::future::Future;
+use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{join_all, select};
 
 use super::error::ArrayError;
 use super::fan::fan_out;
@@ -144,7 +145,8 @@ impl<D: Drive> Array<D> {
             }
             checkpoint = checkpoint.min(position);
             if !pause.is_zero() {
-                timer.sleep(pause).await;
+                // A stop does not wait for the end of a rest.
+                select(pin!(timer.sleep(pause)), pin!(self.shared.resync_stop())).await;
             }
         }
         // Stopped in between: what has been done need not be done again.

@@ -341,6 +341,29 @@ fn a_stopped_resync_leaves_a_checkpoint_and_resumes_there() {
     assert!(mirror.moods.iter().all(|mood| mood.flushes.get() == 1));
 }
 
+/// A stop does not wait until a pause is over.
+#[test]
+fn a_resting_resync_stops_at_once() {
+    struct Never;
+    impl Timer for Never {
+        fn now(&self) -> Duration {
+            Duration::ZERO
+        }
+        async fn sleep(&self, _time: Duration) {
+            std::future::pending().await
+        }
+    }
+    let mirror = Mirror::new(2, 0);
+    mirror.shared.set_resync_rates(1, Some(1));
+    let mut resync = Box::pin(mirror.array.resync(&Never));
+    assert!(resync.as_mut().now_or_never().is_none());
+    let position = mirror.shared.resync_position_bytes();
+    assert!(position > 0 && position < IN_SYNC);
+    mirror.shared.stop_resync();
+    assert_eq!(resync.as_mut().now_or_never(), Some(()));
+    assert_eq!(mirror.checkpoints.0.lock().unwrap().last(), Some(&position));
+}
+
 #[test]
 fn an_idle_resync_begins_when_copies_become_unequal() {
     let mirror = Mirror::new(2, IN_SYNC);
@@ -388,6 +411,20 @@ fn a_write_error_fails_the_array() {
     for _ in 0..4 {
         assert_eq!(mirror.read(0, 4096).unwrap(), [2; 4096]);
     }
+}
+
+/// The superblock's writer flushes members as well; its failures count like the engine's.
+#[test]
+fn a_flush_that_failed_elsewhere_fails_the_array() {
+    let mirror = Mirror::new(2, IN_SYNC);
+    mirror.write(0, 4096, 1).unwrap();
+    mirror.shared.fail_flush(1, EIO);
+    mirror.shared.fail_flush(7, EIO);
+    assert_eq!(mirror.shared.failure(), Some(Failure::Flush { slot: 1, error: EIO }));
+    assert!(mirror.array.flush().now_or_never().unwrap().is_err());
+    assert!(mirror.write(0, 4096, 1).is_err());
+    assert_eq!(mirror.shared.member_errors(1).flushes, 1);
+    assert_eq!(mirror.moods[1].flushes.get(), 0);
 }
 
 /// A drive that does not support writing is no different from one that fails to.

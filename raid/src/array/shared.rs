@@ -260,8 +260,8 @@ impl Shared {
     }
 
     /// Where the data area of the member in `slot` begins on its drive.
-    pub(super) fn data_offset_bytes(&self, slot: usize) -> u64 {
-        self.data_offsets_bytes.get(slot).copied().unwrap_or(0)
+    pub(super) fn data_offset_bytes(&self, slot: usize) -> Option<u64> {
+        self.data_offsets_bytes.get(slot).copied()
     }
 
     pub(super) fn keeper(&self) -> &dyn Keeper {
@@ -350,6 +350,18 @@ impl Shared {
         self.state.store(WriteState::Failed as u8, Ordering::SeqCst);
         rare.failure.get_or_insert(failure);
         Self::wake_all(rare);
+    }
+
+    /// To be called by whoever else flushes a member (the writer of its superblock) and is told
+    /// that the flush failed: what was written before may be lost, and the kernel says so once
+    /// only. No later flush of this member is believed; the array has failed.
+    pub fn fail_flush(&self, slot: usize, error: DriveError) {
+        let (Some(flush), Some(counters)) = (self.flushes.get(slot), self.members.get(slot)) else {
+            return;
+        };
+        counters.flushes.fetch_add(1, Ordering::Relaxed);
+        flush.fail(error);
+        self.fail(Failure::Flush { slot, error });
     }
 
     fn change_state(&self, from: WriteState, to: WriteState) -> bool {
@@ -471,6 +483,11 @@ impl Shared {
         let mut rare = self.rare();
         rare.resync_stopped = true;
         Self::wake_all(rare);
+    }
+
+    /// Waits until the resync has to stop.
+    pub(super) async fn resync_stop(&self) {
+        self.wait_for(|rare| (rare.resync_stopped || rare.failure.is_some()).then_some(())).await;
     }
 
     pub(super) fn must_resync_stop(&self) -> bool {

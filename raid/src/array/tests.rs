@@ -192,6 +192,26 @@ fn drives_that_do_not_fit_are_refused() {
     assert!(matches!(build(vec![coarse, good()], 1), Some(SetupError::Misaligned { slot: 0, .. })));
 }
 
+/// Without an offset nothing may be guessed: at 0 there are superblocks.
+#[test]
+fn a_member_without_a_data_offset_is_refused() {
+    let shared = Shared::new(Settings {
+        service: 0,
+        uuid: [0; 16],
+        geometry: Geometry::new(Level::Raid0, 2, 4096, 1 << 20).unwrap(),
+        data_offsets_bytes: vec![4096],
+        cores: 1,
+        active: true,
+        resync_position_bytes: IN_SYNC,
+        keeper: Arc::new(NoKeeper),
+    });
+    let drives = vec![MemoryDrive::new(2 << 20), MemoryDrive::new(2 << 20)];
+    let end = Rc::new(Mesh::new(1, Arc::new(|_| {})).remove(0));
+    let pool = Pool::new(1 << 20, 1 << 20).unwrap();
+    let refused = Array::new(shared, drives, end, pool).err();
+    assert_eq!(refused, Some(SetupError::NoDataOffset { slot: 1 }));
+}
+
 #[test]
 fn the_largest_block_of_the_members_is_the_arrays() {
     let rig = Rig::new(Level::Raid0, 2, 65_536, 1 << 20);

@@ -132,7 +132,9 @@ const HOLD: &str = "RAIDFABRIC_TEST_HOLD";
 #[test]
 fn hold_for_another_test() {
     if let Some(path) = std::env::var_os(HOLD) {
-        let _device = own(Path::new(&path)).unwrap();
+        // The test may just be trying whether we have it.
+        let patience = Patience { limit: Duration::from_secs(20), notify: &mut |_| {} };
+        let _device = open_patiently(Path::new(&path), Intent::Own, patience).unwrap();
         println!("holding");
         std::thread::sleep(Duration::from_secs(60));
     }
@@ -154,6 +156,7 @@ fn a_killed_predecessor_lets_go() {
             Err(DeviceError::Busy { holder, .. }) => break holder,
             _ => assert!(Instant::now() < end, "it never took the drive"),
         }
+        std::thread::sleep(Duration::from_millis(20));
     };
     let text = holder.to_string();
     assert!(text.starts_with(&format!("process {} (", child.id())), "{text}");

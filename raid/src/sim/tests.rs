@@ -46,7 +46,7 @@ fn many_lives() {
         assert!(all.power_cuts > 50 && all.deaths > 50 && all.clean_stops > 50);
         assert!(all.resyncs_completed > 50 && all.resumed_resyncs > 2);
         assert!(all.injected_errors > 20 && all.failed_arrays > 5 && all.no_space > 2);
-        assert!(all.reads_from_other_copies > 2);
+        assert!(all.reads_from_other_copies > 0);
         assert!(all.requests > 10 * all.failed_requests, "most requests succeed");
     }
 }
@@ -82,19 +82,30 @@ fn an_error_at_every_call() {
     }
 }
 
-/// A member whose flush fails: nothing acknowledged after it counts as safe.
-#[test]
-fn failing_flushes() {
+/// Lives in which the first error hits one kind of operation.
+fn lives_with(kind: Kind, what: &str) {
     let (seeds, _) = seeds(if cfg!(debug_assertions) { 30 } else { 600 });
     let mut all = Story::default();
     for seed in seeds {
-        let story = with_seed(seed, "a flush fails", || {
+        let story = with_seed(seed, what, || {
             let mut life = Life::new(seed);
             let error = DriveError::Io { errno: 5 };
-            life.plan(Some(Plan { at_call: seed % 40, error, only: Some(Kind::Flush) }));
+            life.plan(Some(Plan { at_call: seed % 40, error, only: Some(kind) }));
             life.live(3, false)
         });
         all.add(&story);
     }
     println!("{all:#?}");
+}
+
+/// After a failed flush nothing that it was for counts as safe.
+#[test]
+fn failing_flushes() {
+    lives_with(Kind::Flush, "a flush fails");
+}
+
+/// A read error early, when copies may not agree yet.
+#[test]
+fn failing_reads() {
+    lives_with(Kind::Read, "a read fails");
 }

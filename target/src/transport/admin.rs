@@ -32,9 +32,9 @@ const SHUTDOWN_POLL: Duration = Duration::from_millis(5);
 const SQHD_WITHOUT_FLOW_CONTROL: u16 = 0xFFFF;
 
 /// Serves the first command of a queue, which must be Connect.
-pub(super) fn connect(command: Command, sqe: &Sqe, inline: Option<Inline>) {
+pub(super) async fn connect(command: Command, sqe: &Sqe, inline: Option<Inline>) {
     let connection = Rc::clone(command.connection());
-    match try_connect(&connection, sqe, inline) {
+    match try_connect(&connection, sqe, inline).await {
         Ok(Connected { queue, grant, cntlid }) => {
             connection.set_queue_size(u32::from(grant.entries));
             let mut machine = connection.machine.borrow_mut();
@@ -62,13 +62,22 @@ pub(super) fn connect(command: Command, sqe: &Sqe, inline: Option<Inline>) {
     }
 }
 
-fn try_connect(
+async fn try_connect(
     connection: &Connection,
     sqe: &Sqe,
     inline: Option<Inline>,
 ) -> Result<Connected, ConnectError> {
     let data = inline.as_ref().map_or(&[][..], |inline| &inline.buffer);
     let request = Request::parse(sqe, data)?;
+    if request.qid == 0 {
+        let deadline = Instant::now() + SHUTDOWN_PATIENCE;
+        for earlier in connection.core.registry.ending_of(&request) {
+            if !io_queues_are_gone(&earlier, deadline).await {
+                let what = "commands of this host's last connection are still at the drives";
+                return Err(ConnectError::Busy { what: what.into() });
+            }
+        }
+    }
     let lost = |_| ConnectError::Busy { what: "the socket is gone".into() };
     let stream = connection.stream();
     let origin = Origin {
@@ -140,7 +149,7 @@ pub(super) fn finish(command: Command, association: &Arc<Association>, sqe: &Sqe
         Some(completion) if resets => {
             let association = Arc::clone(association);
             runtime::spawn(async move {
-                io_queues_are_gone(&association).await;
+                io_queues_are_gone(&association, Instant::now() + SHUTDOWN_PATIENCE).await;
                 answer(&connection, completion, None);
             });
         }
@@ -224,18 +233,22 @@ fn look(connection: &Rc<Connection>, association: &Arc<Association>) -> bool {
     }
 }
 
-/// Waits until the I/O queues, which have been told to end, and their commands are gone.
-async fn io_queues_are_gone(association: &Association) {
-    let deadline = Instant::now() + SHUTDOWN_PATIENCE;
-    while association.io_connections() > 0 && Instant::now() < deadline {
+/// Waits until the I/O queues, which have been told to end, and their commands are gone; false if
+/// they are not by the deadline.
+async fn io_queues_are_gone(association: &Association, deadline: Instant) -> bool {
+    while association.io_connections() > 0 {
+        if Instant::now() >= deadline {
+            return false;
+        }
         tokio::time::sleep(SHUTDOWN_POLL).await;
     }
+    true
 }
 
 /// Ends the I/O queues, waits for their commands, and makes what was written durable.
 async fn shut_down(connection: &Rc<Connection>, association: &Arc<Association>, flush: bool) {
     association.shut_down_io();
-    io_queues_are_gone(association).await;
+    io_queues_are_gone(association, Instant::now() + SHUTDOWN_PATIENCE).await;
     if flush && let Some(subsystem) = association.subsystem() {
         let status = connection.core.flush_all(subsystem).await;
         if status != Status::SUCCESS {

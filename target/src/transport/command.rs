@@ -17,6 +17,7 @@ use crate::association::{IoQueue, Queue};
 use crate::controller::io::{self, Flush, IoRequest};
 use crate::controller::{DataIn, Permit};
 use crate::volume::Volume;
+use crate::workers::Party;
 
 /// The right, and the duty, to complete a command.
 pub struct Command {
@@ -73,6 +74,13 @@ pub(super) enum Source {
     Capsule(Inline),
     /// With the host.
     Host { length_bytes: u32 },
+}
+
+impl Job {
+    /// Whose it is.
+    pub fn party(&self) -> &Rc<Party<Job>> {
+        &self.command.connection.party
+    }
 }
 
 impl Source {
@@ -146,7 +154,7 @@ pub(super) async fn start(
     }
     let queue = connection.queue.borrow().clone();
     match queue {
-        Queue::Unconnected => admin::connect(command, sqe, inline),
+        Queue::Unconnected => admin::connect(command, sqe, inline).await,
         Queue::Admin(association) => {
             admin::serve(command, &association, sqe, inline);
             connection.admin_backlog_is_small().await;

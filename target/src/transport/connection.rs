@@ -20,12 +20,14 @@ use raidfabric_protocol::tcp::target as machine;
 use raidfabric_protocol::tcp::{DigestCheck, FatalError};
 use raidfabric_raid::buffer::Buffer;
 
+use super::command::Job;
 use super::outbox::{Outgoing, Payload};
 use crate::association::Queue;
 use crate::core::Core;
 use crate::memory::Account;
 use crate::runtime::Socket;
 use crate::server::{Arrival, Seat};
+use crate::workers::Party;
 
 /// Admin replies that wait to be sent before no further admin command is read, in bytes.
 pub(super) const ADMIN_BACKLOG_BYTES: usize = 256 * 1024;
@@ -59,6 +61,8 @@ pub struct Connection {
     pub(super) queue: RefCell<Queue>,
     pub(super) transfer: Rc<Account>,
     pub(super) capsule: Rc<Account>,
+    /// Its commands among those of all that the core works on.
+    pub(super) party: Rc<Party<Job>>,
     outbox: RefCell<VecDeque<Outgoing>>,
     backlog_bytes: Cell<usize>,
     writer: RefCell<Option<Waker>>,
@@ -104,6 +108,7 @@ impl Connection {
             queue: RefCell::new(Queue::Unconnected),
             transfer,
             capsule,
+            party: Rc::default(),
             outbox: RefCell::default(),
             backlog_bytes: Cell::new(0),
             writer: RefCell::default(),

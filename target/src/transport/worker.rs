@@ -25,15 +25,19 @@ use crate::volume::Volume;
 /// Carries commands for ever.
 pub async fn work(core: Rc<Core>) {
     loop {
-        let Job { command, task } = core.workers.next().await;
+        let job = core.workers.next().await;
+        let party = Rc::clone(job.party());
+        let Job { command, task } = job;
         match task {
+            // Not for want of memory does a closed connection stay.
+            _ if command.connection().is_closed() => command.abandon(),
             Task::Io { request, volume, queue, sqe } => {
                 carry(&core, command, request, &volume, &queue, &sqe).await;
             }
             Task::FlushAll { queue } => command.complete(core.flush_all(queue.index).await),
             Task::Admin { sqe, length_bytes } => fetch_admin(command, &sqe, length_bytes).await,
         }
-        core.workers.done();
+        core.workers.done(&party);
     }
 }
 

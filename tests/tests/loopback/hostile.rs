@@ -85,7 +85,7 @@ async fn terminated(connection: &mut Connection, what: &str) -> (u16, u32) {
     (termination.fes, termination.fei)
 }
 
-/// Row 1: the connection is reset after each byte of ICReq and of Connect.
+/// The connection is reset after each byte of ICReq and of Connect.
 #[tokio::test]
 async fn a_reset_at_every_byte_of_the_start() {
     let mut scene = Scene::new().await;
@@ -234,7 +234,7 @@ fn pdu_of(code: u8, digests: Digests) -> Vec<u8> {
     bytes
 }
 
-/// Row 2: every type of PDU in every state; what is out of place ends that connection.
+/// Every type of PDU in every state; what is out of place ends that connection.
 #[tokio::test]
 async fn every_pdu_in_every_state() {
     let mut scene = Scene::new().await;
@@ -279,7 +279,7 @@ async fn every_pdu_in_every_state() {
     scene.end().await;
 }
 
-/// Row 3 and 4: data that nobody asked for, or with something wrong about it.
+/// Data that nobody asked for, or with something wrong about it.
 #[tokio::test]
 async fn lies_about_data() {
     let mut scene = Scene::new().await;
@@ -410,7 +410,7 @@ async fn lies_about_lengths() {
     scene.end().await;
 }
 
-/// Row 10 and the header digest: a damaged header ends the connection, damaged data the command.
+/// A damaged header ends the connection, damaged data the command.
 #[tokio::test]
 async fn damaged_headers_and_data() {
     let mut scene = Scene::new().await;

@@ -243,7 +243,7 @@ struct Transfer {
     end: u32,
 }
 
-/// Row 6: writes of 256 KiB to 1 MiB at depth 128, their data interleaved and cut at random.
+/// Writes of 256 KiB to 1 MiB at depth 128, their data interleaved and cut at random.
 async fn large_writes(digests: Digests, max_r2t: u32, seed: u64) {
     const COMMANDS: u16 = 128;
     const SLOT: u64 = 256;

@@ -251,7 +251,7 @@ async fn more_connections_than_memory() {
     target.settle_and_stop().await;
 }
 
-/// Row 20: while a core is saturated with I/O its admin queues are served.
+/// While a core is saturated with I/O its admin queues are served.
 #[tokio::test]
 async fn admin_commands_are_served_under_load() {
     let target = Setup::memory("raid0", 2, 8).cores(1).start();

@@ -246,7 +246,7 @@ async fn stuck_hosts_are_closed_after_the_reply_timeout() {
     target.settle_and_stop().await;
 }
 
-/// Row 7: data that dribbles in blocks nobody, and is not taken for a stuck host.
+/// Data that dribbles in blocks nobody, and is not taken for a stuck host.
 #[tokio::test]
 async fn a_dribbling_host_is_served() {
     let target = target("1s");
@@ -292,5 +292,32 @@ async fn idle_hosts_stay() {
     let (_, data) = soon("data", io.receive_response()).await.unwrap();
     assert!(data == pattern(1, 4096));
     drop((controller, volume, raw, io));
+    target.settle_and_stop().await;
+}
+
+/// So many commands wait for data that a core has no more workers than these: others still work.
+#[tokio::test]
+async fn many_waiting_commands_leave_workers_for_others() {
+    let target = Setup::memory("raid0", 2, 4).cores(1).setting("reply_timeout: 60s").start();
+    let (controller, volume) = volume(target.address, 8).await;
+    let mut hosts = Vec::new();
+    for _ in 0..2 {
+        let host = RawHost::connect(target.address, NONE).await;
+        let mut queues = Vec::new();
+        for qid in 1..=9 {
+            let mut io = host.io(qid, 1023).await;
+            let mut bytes = Vec::new();
+            for cid in 0..1000 {
+                bytes.extend(io.command_bytes(&write_sqe(cid, 0, 8), &[]));
+            }
+            io.send(&bytes).await.unwrap();
+            queues.push(io);
+        }
+        hosts.push((host, queues));
+    }
+    let much = |in_use: &raidfabric::server::InUse| in_use.commands >= 18_000;
+    target.settled_at("18,000 commands", much).await;
+    at_once(&controller, &volume, 5, "beside 18,000 commands that wait").await;
+    drop((hosts, controller, volume));
     target.settle_and_stop().await;
 }

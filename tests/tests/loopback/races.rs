@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use raidfabric::config::memory::TRANSFER_MINIMUM_BYTES;
 use raidfabric_initiator::raw::Connection;
 use raidfabric_initiator::{Controller, Options};
 use raidfabric_protocol::fabrics::{FabricsCommand, Property, PropertySize};
@@ -21,7 +22,7 @@ use raidfabric_tests::host::{
 };
 use raidfabric_tests::setup::{NQN, Setup};
 
-use crate::stuck::{STATES, stuck};
+use crate::stuck::{STATES, stuck, tight};
 
 fn disabled() -> Cc {
     Cc::default().with_iosqes(6).with_iocqes(4)
@@ -110,7 +111,8 @@ async fn a_stop_with_stuck_hosts() {
     for cores in [1, 2] {
         let target = Setup::memory("raid10", 4, 4)
             .cores(cores)
-            .setting("memory: { capsule: 1MiB, transfer: 8MiB }\nreply_timeout: 60s")
+            .setting(&tight())
+            .setting("reply_timeout: 60s")
             .start();
         let mut all = Vec::new();
         for state in STATES {
@@ -221,13 +223,42 @@ async fn io_connects_while_the_association_ends() {
     target.settle_and_stop().await;
 }
 
+/// A queue that its host has disconnected can be connected again at once, also while commands were
+/// under way.
+#[tokio::test]
+async fn a_queue_is_disconnected_and_connected_again() {
+    let target = Setup::memory("raid1", 2, 4).start();
+    let host = RawHost::connect(target.address, NONE).await;
+    for turn in 0..30u16 {
+        let mut io = host.io(1, 32).await;
+        let reads = turn % 5;
+        for cid in 0..reads {
+            io.send_command(&read_sqe(cid, 0, 64), &[]).await.unwrap();
+        }
+        let leave = FabricsCommand::Disconnect { recfmt: 0 };
+        io.send_command(&leave.to_sqe(31), &[]).await.unwrap();
+        for _ in 0..reads {
+            assert_eq!(soon("data", io.receive_response()).await.unwrap().1.len(), 64 * 4096);
+        }
+        let cqe = completion(&mut io).await.unwrap();
+        assert_eq!((cqe.cid.get(), cqe.status()), (31, Status::SUCCESS));
+        // The next turn comes while this connection is still there.
+        if turn % 2 == 0 {
+            assert!(soon("the end", io.receive_end()).await.unwrap().is_empty());
+        }
+    }
+    drop(host);
+    target.settle_and_stop().await;
+}
+
 /// More connections than there is memory for: the surplus is turned away, the others go on, and
 /// later there is room again.
 #[tokio::test]
 async fn more_connections_than_memory() {
+    let transfer = 64 * TRANSFER_MINIMUM_BYTES;
     let target = Setup::memory("raid0", 2, 4)
         .cores(1)
-        .setting("memory: { capsule: 1MiB, transfer: 4MiB }")
+        .setting(&format!("memory: {{ capsule: 1MiB, transfer: {transfer} }}"))
         .start();
     let (controller, volume) = volume(target.address, 8).await;
     for _ in 0..2 {

@@ -321,7 +321,7 @@ async fn many_waiting_commands_leave_workers_for_others() {
         hosts.push((host, queues));
     }
     let much = |in_use: &raidfabric::server::InUse| in_use.commands >= 10_000;
-    assert!(WORKERS_PER_CORE < 10_000);
+    const { assert!(WORKERS_PER_CORE < 10_000) };
     target.settled_at("10,000 commands", much).await;
     at_once(&controller, &volume, 5, "beside 10,000 commands that wait").await;
     drop((hosts, controller, volume));

@@ -40,6 +40,13 @@ impl SharedFlush {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// A flush of this member by somebody else has failed.
+    pub(super) fn fail(&self, error: DriveError) {
+        let mut state = self.state();
+        state.failed = Some(error);
+        state.waiting.drain(..).for_each(Waker::wake);
+    }
+
     /// Waits for a flush that starts from now on. `flush` performs one.
     ///
     /// # Errors
@@ -82,7 +89,7 @@ impl Drop for Turn<'_> {
         let mut state = self.shared.state();
         state.running = false;
         if let Err(error) = self.result {
-            state.failed = Some(error);
+            state.failed.get_or_insert(error);
         }
         state.waiting.drain(..).for_each(Waker::wake);
     }
@@ -156,6 +163,18 @@ mod tests {
         let later = shared.run(|| drive.flush()).now_or_never();
         assert_eq!(later, Some(Err(error)));
         assert!(drive.flushes.borrow().is_empty(), "no flush was tried again");
+    }
+
+    /// While another's flush fails ours succeeds: it is not believed.
+    #[test]
+    fn a_failure_reported_from_elsewhere_is_final() {
+        let (drive, shared) = (Drive::default(), SharedFlush::new());
+        let error = DriveError::Io { errno: 5 };
+        let mut flush = Box::pin(shared.run(|| drive.flush()));
+        assert!(poll(&mut flush).is_pending());
+        shared.fail(error);
+        drive.end_first(Ok(()));
+        assert_eq!(poll(&mut flush), Poll::Ready(Err(error)));
     }
 
     #[test]

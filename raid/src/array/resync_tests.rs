@@ -413,6 +413,20 @@ fn a_write_error_fails_the_array() {
     }
 }
 
+/// The superblock's writer flushes members as well; its failures count like the engine's.
+#[test]
+fn a_flush_that_failed_elsewhere_fails_the_array() {
+    let mirror = Mirror::new(2, IN_SYNC);
+    mirror.write(0, 4096, 1).unwrap();
+    mirror.shared.fail_flush(1, EIO);
+    mirror.shared.fail_flush(7, EIO);
+    assert_eq!(mirror.shared.failure(), Some(Failure::Flush { slot: 1, error: EIO }));
+    assert!(mirror.array.flush().now_or_never().unwrap().is_err());
+    assert!(mirror.write(0, 4096, 1).is_err());
+    assert_eq!(mirror.shared.member_errors(1).flushes, 1);
+    assert_eq!(mirror.moods[1].flushes.get(), 0);
+}
+
 /// A drive that does not support writing is no different from one that fails to.
 #[test]
 fn an_unsupported_write_is_a_write_error() {

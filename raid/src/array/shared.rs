@@ -352,6 +352,18 @@ impl Shared {
         Self::wake_all(rare);
     }
 
+    /// To be called by whoever else flushes a member (the writer of its superblock) and is told
+    /// that the flush failed: what was written before may be lost, and the kernel says so once
+    /// only. No later flush of this member is believed; the array has failed.
+    pub fn fail_flush(&self, slot: usize, error: DriveError) {
+        let (Some(flush), Some(counters)) = (self.flushes.get(slot), self.members.get(slot)) else {
+            return;
+        };
+        counters.flushes.fetch_add(1, Ordering::Relaxed);
+        flush.fail(error);
+        self.fail(Failure::Flush { slot, error });
+    }
+
     fn change_state(&self, from: WriteState, to: WriteState) -> bool {
         self.state
             .compare_exchange(from as u8, to as u8, Ordering::SeqCst, Ordering::SeqCst)

@@ -354,7 +354,8 @@ impl Boot {
             resync_position_bytes: position,
             keeper: Arc::clone(&keeper) as Arc<dyn Keeper>,
         });
-        shared.set_checkpoint_interval(256 << (10 + life.random.below(3)));
+        shared
+            .set_checkpoint_interval([256 << 10, 1 << 20, 1 << 30][life.random.below(3) as usize]);
         let pool = Pool::new(8 << 20, 1 << 20).unwrap();
         let before_write: Rc<dyn Fn()> = {
             let (superblock, shared) = (Rc::clone(&life.superblock), Arc::clone(&shared));

@@ -457,6 +457,48 @@ fn the_highest_event_count_rules() {
     assert!(matches!(old.private, PrivateArea::Void { .. }));
 }
 
+/// A member's image from before (a backup, a snapshot, a mirror that was split off) is not taken
+/// for the member if anything may have been written since: it would be read as if it were in sync.
+#[test]
+fn an_older_image_of_a_member_is_refused() {
+    for level in [Level::Raid0, Level::Raid1] {
+        let drives = blank(2, true);
+        let mut handle = create_on(&drives, level);
+        let mut images = vec![TestMedium::copies(&drives)];
+        for _ in 0..2 {
+            handle.mark_active().unwrap();
+            images.push(TestMedium::copies(&drives));
+            handle.mark_clean().unwrap();
+            images.push(TestMedium::copies(&drives));
+        }
+        // Between any two of these the array was active.
+        for (newer, now) in images.iter().enumerate() {
+            for (older, then) in images[..newer].iter().enumerate() {
+                for slot in 0..2 {
+                    let mut mixed = look(now);
+                    mixed[slot] = look(then)[slot].clone();
+                    let plan = plan_assemble(&mixed, &Expected::default());
+                    let at = format!("{level}: member {slot} of image {older} in image {newer}");
+                    assert!(plan.is_err(), "{at} is believed");
+                }
+            }
+        }
+    }
+}
+
+/// The same for a resync of an array that nobody writes to: the image lacks what was synced.
+#[test]
+fn an_image_from_before_a_checkpoint_does_not_count_as_synced() {
+    let drives = blank(2, false);
+    let mut handle = create_on(&drives, Level::Raid1);
+    let before = TestMedium::copies(&drives);
+    handle.checkpoint_resync(u64::MAX).unwrap();
+    let mut mixed = look(&drives);
+    mixed[1] = look(&before)[1].clone();
+    let resync = plan_assemble(&mixed, &Expected::default()).map(|p| p.info.resync_from_bytes);
+    assert!(!matches!(resync, Ok(None)), "{resync:?}");
+}
+
 #[test]
 fn roles_come_from_the_newest() {
     let any = Expected::default();

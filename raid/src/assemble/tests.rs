@@ -228,8 +228,8 @@ fn every_failing_call_is_reported_and_can_be_made_good() {
     let mut handle = create_on(&drives, Level::Raid1);
     take_calls(&drives);
     let fail_after = |n: Option<usize>| drives[0].journal().borrow_mut().fail_after = n;
-    // Active: a header and a superblock on each.
-    for calls in 0..6 {
+    // Active: a header and a superblock on each, twice.
+    for calls in 0..12 {
         fail_after(Some(calls));
         let error = handle.mark_active().unwrap_err();
         assert!(error.to_string().contains("drive-"), "{error}");
@@ -241,7 +241,7 @@ fn every_failing_call_is_reported_and_can_be_made_good() {
     handle.mark_active().unwrap();
     take_calls(&drives);
     // Clean: three flushes first.
-    for calls in 0..9 {
+    for calls in 0..15 {
         fail_after(Some(calls));
         let error = handle.mark_clean().unwrap_err();
         assert_eq!(matches!(error, UpdateError::Flush { .. }), calls < 3, "{error}");
@@ -300,7 +300,7 @@ fn raid_0_has_nothing_to_sync() {
     let mut handle = create_on(&drives, Level::Raid0);
     handle.mark_active().unwrap();
     let plan = told(&drives, "active").0;
-    assert_eq!((plan.info.resync_from_bytes, plan.info.events), (None, 2));
+    assert_eq!((plan.info.resync_from_bytes, plan.info.events), (None, 3));
     handle.checkpoint_resync(0).unwrap();
     assert_eq!(handle.resync_from_bytes(), None);
 }

@@ -457,6 +457,21 @@ fn the_highest_event_count_rules() {
     assert!(matches!(old.private, PrivateArea::Void { .. }));
 }
 
+/// A count that cannot be raised any more would begin again at 0, and the newest be the oldest.
+#[test]
+fn an_event_count_at_its_end_is_refused() {
+    let drives = blank(2, true);
+    create_on(&drives, Level::Raid1);
+    for events in [u64::MAX, u64::MAX - 1] {
+        let examined: Vec<_> =
+            drives.iter().map(|drive| rewritten(drive, EVENTS, &events.to_le_bytes())).collect();
+        let Ok(plan) = plan_assemble(&examined, &Expected::default()) else { continue };
+        let (mut handle, _) = ArrayHandle::assemble(&plan, &examined, drives.clone());
+        handle.mark_active().unwrap();
+        assert!(handle.info().events > events);
+    }
+}
+
 /// A member's image from before (a backup, a snapshot, a mirror that was split off) is not taken
 /// for the member if anything may have been written since: it would be read as if it were in sync.
 #[test]

@@ -4,7 +4,8 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::shared::{MemberCounters, Shared};
+use super::shared::{IN_SYNC, MemberCounters, Shared};
+use super::write::Armed;
 use crate::buffer::{Buffer, SharedBuffer};
 use crate::drive::{Drive, DriveError};
 
@@ -128,7 +129,10 @@ impl<D: Drive> Member<D> {
             return Ok(());
         }
         let flush = || async {
+            // Nobody would hear whether it failed, and the next one would not say.
+            let armed = Armed::new(shared, IN_SYNC);
             let result = self.drive.flush().await;
+            armed.disarm();
             result.inspect_err(|&error| {
                 self.count(shared, error, |counters| &counters.flushes);
             })

@@ -30,7 +30,10 @@ struct Mood {
     unreadable: RefCell<Vec<Range<u64>>>,
     write_error: Cell<Option<DriveError>>,
     flush_error: Cell<Option<DriveError>>,
+    flush_hangs: Cell<bool>,
     cannot_zero: Cell<bool>,
+    /// It has zeroed the beginning when it finds that it cannot.
+    zeroes_a_block: Cell<bool>,
     flushes: Cell<u64>,
     zeroed_bytes: Cell<u64>,
     written_bytes: Cell<u64>,
@@ -62,10 +65,16 @@ impl Drive for Moody {
 
     async fn flush(&self) -> Result<(), DriveError> {
         self.mood.flushes.set(self.mood.flushes.get() + 1);
+        if self.mood.flush_hangs.get() {
+            std::future::pending::<()>().await;
+        }
         self.mood.flush_error.get().map_or(Ok(()), Err)
     }
 
     async fn write_zeroes(&self, offset: u64, len: u64, free: bool) -> Result<(), DriveError> {
+        if self.mood.zeroes_a_block.get() {
+            self.drive.write_zeroes(offset, 512, free).await?;
+        }
         if self.mood.cannot_zero.get() {
             return Err(DriveError::Unsupported);
         }
@@ -264,6 +273,40 @@ fn unreadable_blocks_are_taken_from_another_copy() {
     assert!(first == second);
 }
 
+/// What a crash left unequal was read, and then the copy that it came from cannot be read any more.
+/// The host must not see another value than before.
+#[test]
+#[ignore = "known: a resync takes what it cannot read from a copy that may differ from what was read"]
+fn what_was_read_before_a_resync_is_never_replaced_by_another_value() {
+    let mirror = Mirror::new(2, 0);
+    mirror.drives[0].write_now(1024, &[2; 512]).unwrap();
+    mirror.drives[1].write_now(1024, &[1; 512]).unwrap();
+    assert_eq!(mirror.read(1024, 512).unwrap(), [2; 512]);
+    assert_eq!(mirror.array.flush().now_or_never(), Some(Ok(())));
+    mirror.moods[0].unreadable.borrow_mut().push(1024..1536);
+    mirror.resync();
+    let again = mirror.read(1024, 512);
+    assert!(again.is_err() || again == Ok(vec![2; 512]), "{:?}", again.map(|data| data[0]));
+}
+
+/// Blocks that no copy could read during the resync (all drives were away for a moment) may differ:
+/// they do not agree only because the resync has passed.
+#[test]
+#[ignore = "known: a resync passes blocks that no copy can read, and counts them as equal"]
+fn blocks_that_could_not_be_read_do_not_count_as_equal() {
+    let mirror = Mirror::new(2, 0);
+    (0..2).for_each(|slot| mirror.fill(slot));
+    for mood in &mirror.moods {
+        mood.unreadable.borrow_mut().push(0..512);
+    }
+    mirror.resync();
+    mirror.moods.iter().for_each(|mood| mood.unreadable.borrow_mut().clear());
+    assert!(
+        mirror.on_drive(0)[..512] == mirror.on_drive(1)[..512] || !mirror.shared.is_in_sync(),
+        "the copies differ and count as equal"
+    );
+}
+
 #[test]
 fn without_space_it_waits_and_goes_on() {
     let mirror = Mirror::new(2, 0);
@@ -427,6 +470,26 @@ fn a_flush_that_failed_elsewhere_fails_the_array() {
     assert_eq!(mirror.moods[1].flushes.get(), 0);
 }
 
+/// Nobody sees how a flush ends that is dropped while the drive works on it. If it fails, the
+/// kernel has said so for the only time: a stop must not take the next flush's word for it and
+/// call the array clean.
+#[test]
+fn a_flush_that_is_dropped_under_way_fails_the_array() {
+    let mirror = Mirror::new(2, IN_SYNC);
+    mirror.write(0, 4096, 1).unwrap();
+    mirror.moods[1].flush_hangs.set(true);
+    let mut first = Box::pin(mirror.array.flush());
+    assert!(first.as_mut().now_or_never().is_none());
+    // Who only waits for a flush may go.
+    let mut second = Box::pin(mirror.array.flush());
+    assert!(second.as_mut().now_or_never().is_none());
+    drop(second);
+    assert_eq!(mirror.shared.failure(), None);
+    drop(first);
+    assert_eq!(mirror.shared.failure(), Some(Failure::Abandoned));
+    assert!(mirror.shared.is_in_sync(), "the copies are as equal as before");
+}
+
 /// A drive that does not support writing is no different from one that fails to.
 #[test]
 fn an_unsupported_write_is_a_write_error() {
@@ -485,4 +548,16 @@ fn deallocation_is_skipped_unless_every_member_can_zero() {
     assert_eq!(zeroed, Some(Ok(())));
     assert!((0..3).all(|slot| mirror.on_drive(slot)[..4096] == [0; 4096]));
     assert!(mirror.moods.iter().all(|mood| mood.flushes.get() == 1), "one flush for all of it");
+}
+
+/// A drive that is put together of several zeroed what is on the first of them, and then found that
+/// another cannot. No member had zeroed all, so nothing more was done, and the copies differed.
+#[test]
+fn a_deallocation_that_was_begun_and_not_supported_leaves_copies_equal() {
+    let mirror = Mirror::new(2, IN_SYNC);
+    mirror.write(0, 4096, 9).unwrap();
+    mirror.moods.iter().for_each(|mood| mood.cannot_zero.set(true));
+    mirror.moods[1].zeroes_a_block.set(true);
+    assert_eq!(mirror.array.deallocate(0, 4096).now_or_never(), Some(Ok(())));
+    assert!(mirror.on_drive(0) == mirror.on_drive(1) || !mirror.shared.is_in_sync());
 }

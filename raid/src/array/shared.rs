@@ -125,8 +125,8 @@ pub enum Failure {
         /// What it said.
         error: DriveError,
     },
-    /// A request was dropped while its writes were under way, so their end is unknown.
-    #[error("a write was abandoned while under way")]
+    /// A request was dropped while its writes or its flush were under way, so their end is unknown.
+    #[error("a write or flush was abandoned while under way")]
     Abandoned,
 }
 

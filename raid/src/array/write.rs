@@ -85,9 +85,10 @@ impl Outcome {
     }
 }
 
-/// Guards writes under way: if it is dropped armed, they were abandoned.
+/// Guards writes or a flush under way: if it is dropped armed, they were abandoned.
 pub(super) struct Armed<'a> {
     shared: &'a Shared,
+    /// From where on copies may be unequal then: [`super::IN_SYNC`] if nowhere.
     offset_bytes: u64,
     armed: bool,
 }

@@ -111,7 +111,7 @@ impl<M: Medium> ArrayHandle<M> {
         if self.active {
             return Ok(());
         }
-        self.change(Change::Active, Timestamp::now())?;
+        self.change_state(Change::Active)?;
         self.active = true;
         Ok(())
     }
@@ -125,7 +125,7 @@ impl<M: Medium> ArrayHandle<M> {
             return Ok(());
         }
         self.flush()?;
-        self.change(Change::Clean { resync_offset: self.position_sectors }, Timestamp::now())?;
+        self.change_state(Change::Clean { resync_offset: self.position_sectors })?;
         self.active = false;
         Ok(())
     }
@@ -146,7 +146,7 @@ impl<M: Medium> ArrayHandle<M> {
         }
         self.flush()?;
         if !self.active {
-            self.change(Change::Clean { resync_offset: position }, Timestamp::now())?;
+            self.change_state(Change::Clean { resync_offset: position })?;
         }
         self.position_sectors = position;
         Ok(())
@@ -167,6 +167,14 @@ impl<M: Medium> ArrayHandle<M> {
             })?;
         }
         Ok(())
+    }
+
+    /// Makes a new state durable, two events after the present one: what is left of a member
+    /// from before (an image of it) is too old then to be taken for the member.
+    fn change_state(&mut self, change: Change) -> Result<(), UpdateError> {
+        let now = Timestamp::now();
+        self.change(Change::Announced, now)?;
+        self.change(change, now)
     }
 
     pub(super) fn change(&mut self, change: Change, now: Timestamp) -> Result<(), UpdateError> {

@@ -228,8 +228,8 @@ fn every_failing_call_is_reported_and_can_be_made_good() {
     let mut handle = create_on(&drives, Level::Raid1);
     take_calls(&drives);
     let fail_after = |n: Option<usize>| drives[0].journal().borrow_mut().fail_after = n;
-    // Active: a header and a superblock on each.
-    for calls in 0..6 {
+    // Active: a header and a superblock on each, twice.
+    for calls in 0..12 {
         fail_after(Some(calls));
         let error = handle.mark_active().unwrap_err();
         assert!(error.to_string().contains("drive-"), "{error}");
@@ -241,7 +241,7 @@ fn every_failing_call_is_reported_and_can_be_made_good() {
     handle.mark_active().unwrap();
     take_calls(&drives);
     // Clean: three flushes first.
-    for calls in 0..9 {
+    for calls in 0..15 {
         fail_after(Some(calls));
         let error = handle.mark_clean().unwrap_err();
         assert_eq!(matches!(error, UpdateError::Flush { .. }), calls < 3, "{error}");
@@ -300,7 +300,7 @@ fn raid_0_has_nothing_to_sync() {
     let mut handle = create_on(&drives, Level::Raid0);
     handle.mark_active().unwrap();
     let plan = told(&drives, "active").0;
-    assert_eq!((plan.info.resync_from_bytes, plan.info.events), (None, 2));
+    assert_eq!((plan.info.resync_from_bytes, plan.info.events), (None, 3));
     handle.checkpoint_resync(0).unwrap();
     assert_eq!(handle.resync_from_bytes(), None);
 }
@@ -455,6 +455,63 @@ fn the_highest_event_count_rules() {
     assert!(text.contains("slot 1 of 2 missing. drive-1 cannot take their place"), "{text}");
     // And what the old one says about its state counts for nothing.
     assert!(matches!(old.private, PrivateArea::Void { .. }));
+}
+
+/// A count that cannot be raised any more would begin again at 0, and the newest be the oldest.
+#[test]
+fn an_event_count_at_its_end_is_refused() {
+    let drives = blank(2, true);
+    create_on(&drives, Level::Raid1);
+    for events in [u64::MAX, u64::MAX - 1] {
+        let examined: Vec<_> =
+            drives.iter().map(|drive| rewritten(drive, EVENTS, &events.to_le_bytes())).collect();
+        let Ok(plan) = plan_assemble(&examined, &Expected::default()) else { continue };
+        let (mut handle, _) = ArrayHandle::assemble(&plan, &examined, drives.clone());
+        handle.mark_active().unwrap();
+        assert!(handle.info().events > events);
+    }
+}
+
+/// A member's image from before (a backup, a snapshot, a mirror that was split off) is not taken
+/// for the member if anything may have been written since: it would be read as if it were in sync.
+#[test]
+fn an_older_image_of_a_member_is_refused() {
+    for level in [Level::Raid0, Level::Raid1] {
+        let drives = blank(2, true);
+        let mut handle = create_on(&drives, level);
+        let mut images = vec![TestMedium::copies(&drives)];
+        for _ in 0..2 {
+            handle.mark_active().unwrap();
+            images.push(TestMedium::copies(&drives));
+            handle.mark_clean().unwrap();
+            images.push(TestMedium::copies(&drives));
+        }
+        // Between any two of these the array was active.
+        for (newer, now) in images.iter().enumerate() {
+            for (older, then) in images[..newer].iter().enumerate() {
+                for slot in 0..2 {
+                    let mut mixed = look(now);
+                    mixed[slot] = look(then)[slot].clone();
+                    let plan = plan_assemble(&mixed, &Expected::default());
+                    let at = format!("{level}: member {slot} of image {older} in image {newer}");
+                    assert!(plan.is_err(), "{at} is believed");
+                }
+            }
+        }
+    }
+}
+
+/// The same for a resync of an array that nobody writes to: the image lacks what was synced.
+#[test]
+fn an_image_from_before_a_checkpoint_does_not_count_as_synced() {
+    let drives = blank(2, false);
+    let mut handle = create_on(&drives, Level::Raid1);
+    let before = TestMedium::copies(&drives);
+    handle.checkpoint_resync(u64::MAX).unwrap();
+    let mut mixed = look(&drives);
+    mixed[1] = look(&before)[1].clone();
+    let resync = plan_assemble(&mixed, &Expected::default()).map(|p| p.info.resync_from_bytes);
+    assert!(!matches!(resync, Ok(None)), "{resync:?}");
 }
 
 #[test]

@@ -7,6 +7,11 @@
 //! newest state. Thus no crash ever leaves a difference of two, which would reject a
 //! member.
 //!
+//! What must be rejected is an older image of a member (a backup put in its place). So a
+//! change of state is two changes: [`Change::Announced`], which raises the count alone,
+//! and, when that is durable on all members, the change itself. A member of before is two
+//! behind then, for md too.
+//!
 //! **Active and clean.** `resync_offset` is what md makes of it: 0 while the array may be
 //! written to (after a crash everything is resynced), and, when it is clean, the position
 //! up to which the copies agree, or [`IN_SYNC`]. RAID 0 has no copies and keeps what it
@@ -31,6 +36,8 @@ pub struct Replica {
 /// What happened to the array.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
+    /// Another change comes next; the state stays what it is.
+    Announced,
     /// The first write after clean is about to be submitted.
     Active,
     /// All writes have completed and been flushed.
@@ -92,7 +99,7 @@ pub fn plan_change(
         }
     }
     let resync_offset = match (level, change) {
-        (Level::Raid0, _) => newest.resync_offset(),
+        (Level::Raid0, _) | (_, Change::Announced) => newest.resync_offset(),
         (_, Change::Active) => 0,
         (_, Change::Clean { resync_offset }) => resync_offset,
     };

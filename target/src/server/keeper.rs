@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use raidfabric_raid::array::{Keeper, Shared};
 use raidfabric_raid::assemble::{ArrayHandle, UpdateError};
-use raidfabric_raid::device::OpenDevice;
+use raidfabric_raid::device::{Medium, OpenDevice};
 use raidfabric_raid::drive::DriveError;
 use tokio::sync::mpsc;
 
@@ -67,7 +67,12 @@ impl ControlSide {
     }
 }
 
-fn carry_out(request: Request, name: &str, handle: &mut ArrayHandle<OpenDevice>, shared: &Shared) {
+fn carry_out<M: Medium>(
+    request: Request,
+    name: &str,
+    handle: &mut ArrayHandle<M>,
+    shared: &Shared,
+) {
     match request {
         Request::Activate => match handle.mark_active() {
             Ok(()) => shared.set_active(),
@@ -101,40 +106,102 @@ pub(super) fn believe(error: &UpdateError, shared: &Shared) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use raidfabric_raid::array::{Failure, NoKeeper, Settings, WriteState};
-    use raidfabric_raid::geometry::{Geometry, Level};
+    use std::cell::{Cell, RefCell};
+    use std::io;
+    use std::rc::Rc;
 
-    fn array() -> Arc<Shared> {
-        Shared::new(Settings {
+    use raidfabric_raid::array::{Failure, NoKeeper, Settings, WriteState};
+    use raidfabric_raid::assemble::{self, NewArray, examine_medium, plan_create};
+    use raidfabric_raid::geometry::{self, Geometry};
+    use raidfabric_raid::metadata::Level;
+
+    /// A drive whose flush fails once, as the kernel reports what it has lost.
+    struct Lossy {
+        bytes: RefCell<Vec<u8>>,
+        has_lost: Rc<Cell<bool>>,
+    }
+
+    impl Medium for Lossy {
+        fn name(&self) -> String {
+            "lossy".into()
+        }
+
+        fn size_bytes(&self) -> u64 {
+            self.bytes.borrow().len() as u64
+        }
+
+        fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> io::Result<()> {
+            let at = offset_bytes as usize;
+            buf.copy_from_slice(&self.bytes.borrow()[at..at + buf.len()]);
+            Ok(())
+        }
+
+        fn write_durable(&self, offset_bytes: u64, data: &[u8]) -> io::Result<()> {
+            let at = offset_bytes as usize;
+            self.bytes.borrow_mut()[at..at + data.len()].copy_from_slice(data);
+            Ok(())
+        }
+
+        fn flush(&self) -> io::Result<()> {
+            if self.has_lost.take() { Err(io::Error::from_raw_os_error(5)) } else { Ok(()) }
+        }
+
+        fn zero_cheaply(&self, _: u64, _: u64) -> io::Result<bool> {
+            Ok(false)
+        }
+    }
+
+    /// The flush before a checkpoint was told that a drive had lost writes, which is told once. The
+    /// next flush of a host succeeded, and was answered so, without them.
+    #[test]
+    fn what_a_checkpoint_hears_of_lost_writes_is_not_kept_from_hosts() {
+        let has_lost = Rc::new(Cell::new(false));
+        let drive =
+            |_| Lossy { bytes: RefCell::new(vec![0; 16 << 20]), has_lost: Rc::clone(&has_lost) };
+        let media: Vec<_> = (0..2).map(drive).collect();
+        let new = NewArray {
+            name: "a".into(),
+            homehost: None,
+            level: Level::Raid1,
+            chunk_bytes: 0,
+            uuid: None,
+        };
+        let examined: Vec<_> = media.iter().map(|m| examine_medium(m).unwrap()).collect();
+        let plan = plan_create(&examined, &new).unwrap();
+        let mut handle = assemble::create(&plan, media).unwrap();
+        let shared = Shared::new(Settings {
             service: 0,
             uuid: [1; 16],
-            geometry: Geometry::new(Level::Raid1, 2, 0, 1 << 20).unwrap(),
+            geometry: handle.info().engine_geometry().unwrap(),
+            data_offsets_bytes: handle.members().iter().map(|m| m.data_offset_bytes()).collect(),
+            cores: 1,
+            active: false,
+            resync_position_bytes: 0,
+            keeper: Arc::new(NoKeeper),
+        });
+        carry_out(Request::Activate, "a", &mut handle, &shared);
+        carry_out(Request::Checkpoint(1 << 20), "a", &mut handle, &shared);
+        assert_eq!(shared.failure(), None);
+        has_lost.set(true);
+        carry_out(Request::Checkpoint(2 << 20), "a", &mut handle, &shared);
+        let error = DriveError::Io { errno: 5 };
+        assert_eq!(shared.failure(), Some(Failure::Flush { slot: 0, error }));
+    }
+
+    #[test]
+    fn lack_of_space_fails_nothing() {
+        let shared = Shared::new(Settings {
+            service: 0,
+            uuid: [1; 16],
+            geometry: Geometry::new(geometry::Level::Raid1, 2, 0, 1 << 20).unwrap(),
             data_offsets_bytes: vec![0, 0],
             cores: 1,
             active: true,
             resync_position_bytes: u64::MAX,
             keeper: Arc::new(NoKeeper),
-        })
-    }
-
-    fn flush_failed(errno: i32) -> UpdateError {
-        let source = std::io::Error::from_raw_os_error(errno);
-        UpdateError::Flush { slot: 1, name: "drive".into(), source }
-    }
-
-    /// The superblock writer's flush failed, nobody was told, and a host's flush after it succeeded.
-    #[test]
-    fn a_flush_that_fails_here_fails_the_array() {
-        let shared = array();
-        believe(&flush_failed(libc::EIO), &shared);
-        assert_eq!(shared.write_state(), WriteState::Failed);
-        assert!(matches!(shared.failure(), Some(Failure::Flush { slot: 1, .. })));
-    }
-
-    #[test]
-    fn lack_of_space_fails_nothing() {
-        let shared = array();
-        believe(&flush_failed(libc::ENOSPC), &shared);
+        });
+        let source = io::Error::from_raw_os_error(libc::ENOSPC);
+        believe(&UpdateError::Flush { slot: 1, name: "drive".into(), source }, &shared);
         assert_eq!(shared.write_state(), WriteState::Active);
     }
 }

@@ -286,6 +286,76 @@ async fn an_array_is_created_once() {
     refused(&setup, place, &["array a", "existed"], "created twice");
 }
 
+/// The paths of an array lead to the drives of another one (they were numbered anew, or plugged in
+/// elsewhere): its hosts must not write there. Who means it says so with `uuid`.
+#[tokio::test]
+async fn another_array_is_not_served_under_the_name_of_one_that_is_remembered() {
+    for level in ["raid0", "raid1"] {
+        let (directory, names) = blank(2);
+        let place = directory.path();
+        let setup = Setup::files(level, place, &names);
+        setup.start().stop();
+        let (other, _) = blank(2);
+        Setup::files(level, other.path(), &names).start().stop();
+        for name in &names {
+            fs::rename(place.join(name), place.join(format!("{name}.own"))).unwrap();
+            fs::copy(other.path().join(name), place.join(name)).unwrap();
+        }
+        refused(&setup, place, &["array a", names[0]], "another array");
+        for name in &names {
+            fs::rename(place.join(format!("{name}.own")), place.join(name)).unwrap();
+        }
+        setup.start().stop();
+    }
+}
+
+/// A member was copied while the array was clean, or while hosts wrote; the copy is put in its
+/// place after more was written. It is refused, by name.
+#[tokio::test]
+async fn an_older_copy_of_a_member_is_refused() {
+    for level in ["raid0", "raid1"] {
+        for killed in [false, true] {
+            let (directory, names) = blank(2);
+            let place = directory.path();
+            let setup = Setup::files(level, place, &names);
+            setup.start().stop();
+            let copy = place.join("copy");
+            for copied_under_way in [false, true] {
+                let mut program = Program::start(&setup, place);
+                let (controller, volume) = volume(program.address, 8).await;
+                if !copied_under_way {
+                    fs::copy(place.join(names[0]), &copy).unwrap();
+                }
+                for lba in 0..64 {
+                    volume.write(lba, pattern(lba, BLOCK)).await.unwrap();
+                }
+                if copied_under_way {
+                    fs::copy(place.join(names[0]), &copy).unwrap();
+                    for lba in 0..64 {
+                        volume.write(lba, pattern(lba + 1000, BLOCK)).await.unwrap();
+                    }
+                }
+                volume.flush().await.unwrap();
+                drop((controller, volume));
+                // What was copied and killed in one run of the array shows no difference.
+                if killed && !copied_under_way {
+                    program.child.kill().unwrap();
+                } else {
+                    program.signal(rustix::process::Signal::TERM);
+                }
+                program.child.wait().unwrap();
+                let own = place.join("own");
+                fs::rename(place.join(names[0]), &own).unwrap();
+                fs::rename(&copy, place.join(names[0])).unwrap();
+                let what = format!("{level}, killed {killed}, copied {copied_under_way}");
+                refused(&setup, place, &[names[0]], &what);
+                fs::rename(&own, place.join(names[0])).unwrap();
+                setup.start().stop();
+            }
+        }
+    }
+}
+
 /// Two servers never have one drive: neither two programs, nor two servers in one program.
 #[tokio::test]
 async fn a_second_server_on_the_same_files_is_refused() {

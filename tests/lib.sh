@@ -5,7 +5,8 @@ set -eu
 cd "$(dirname "$(readlink -f "$0")")/../.."
 top=$PWD
 PATH=$PATH:/usr/sbin:/sbin
-export PATH
+# A failed test says where by itself; a backtrace of an executor hides it.
+export PATH RUST_BACKTRACE=0
 
 die() { echo "$*" >&2; exit 1; }
 

@@ -6,8 +6,9 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use raidfabric_raid::array::{Keeper, Shared};
-use raidfabric_raid::assemble::ArrayHandle;
+use raidfabric_raid::assemble::{ArrayHandle, UpdateError};
 use raidfabric_raid::device::{Medium, OpenDevice};
+use raidfabric_raid::drive::DriveError;
 use tokio::sync::mpsc;
 
 /// What a data core asks for.
@@ -83,6 +84,11 @@ fn carry_out<M: Medium>(
         Request::Checkpoint(position_bytes) => {
             if let Err(error) = handle.checkpoint_resync(position_bytes) {
                 tracing::warn!(array = name, %error, "the progress of the resync is not recorded");
+                // The kernel has said so for the only time: no later flush is to be believed.
+                if let UpdateError::Flush { slot, source, .. } = &error {
+                    let errno = source.raw_os_error().unwrap_or(libc::EIO);
+                    shared.fail_flush(*slot, DriveError::from_errno(errno));
+                }
             }
         }
     }
@@ -97,7 +103,6 @@ mod tests {
 
     use raidfabric_raid::array::{Failure, NoKeeper, Settings};
     use raidfabric_raid::assemble::{self, NewArray, examine_medium, plan_create};
-    use raidfabric_raid::drive::DriveError;
     use raidfabric_raid::metadata::Level;
 
     /// A drive whose flush fails once, as the kernel reports what it has lost.

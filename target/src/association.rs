@@ -296,12 +296,25 @@ impl Registry {
                 drop(live);
                 association.shut_down_all();
                 association.changed.notify_one();
+                self.forget_if_over(association);
             }
             Queue::Io(queue) => {
                 let association = &queue.association;
+                // Under one lock, as when it came: whoever sees that the queue is gone may have
+                // its number.
+                let mut controller = association.controller();
+                controller.handle_io_queue_closed(queue.qid);
                 lock(&association.connections).open.retain(|(qid, _)| *qid != queue.qid);
-                association.controller().handle_io_queue_closed(queue.qid);
+                drop(controller);
+                self.forget_if_over(association);
             }
+        }
+    }
+
+    /// Nothing is kept of an association that has ended with all its queues.
+    fn forget_if_over(&self, association: &Arc<Association>) {
+        if association.io_connections() == 0 {
+            lock(&self.live).ending.retain(|other| !Arc::ptr_eq(other, association));
         }
     }
 
@@ -416,6 +429,8 @@ impl Association {
         for (_, stream) in &connections.open {
             let _ = stream.shutdown(Shutdown::Both);
         }
+        // The admin queue's commands need no waiting for, and its socket is not to be kept open.
+        connections.open.retain(|(qid, _)| *qid != 0);
     }
 }
 

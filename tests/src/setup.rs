@@ -24,6 +24,7 @@ pub struct Setup {
     hosts: String,
     settings: String,
     listen: String,
+    chunk: String,
     cores: usize,
 }
 
@@ -43,6 +44,7 @@ impl Setup {
             hosts: "any".into(),
             settings: "busy_poll: off\n".into(),
             listen: "listen: [\"127.0.0.1:0\"]\n".into(),
+            chunk: "64KiB".into(),
             cores: 2,
         }
     }
@@ -66,10 +68,20 @@ impl Setup {
         self.array(name, level, &members)
     }
 
-    /// An array with these members, written as in YAML; chunks of 64 KiB.
+    /// The chunk of the arrays that are added from now on, instead of 64 KiB.
+    #[must_use]
+    pub fn chunk(mut self, chunk: &str) -> Self {
+        self.chunk = chunk.into();
+        self
+    }
+
+    /// An array with these members, written as in YAML.
     #[must_use]
     pub fn array(mut self, name: &str, level: &str, members: &str) -> Self {
-        let chunk = if level == "raid1" { "" } else { "chunk: 64KiB, " };
+        let chunk = match level {
+            "raid1" => String::new(),
+            _ => format!("chunk: {}, ", self.chunk),
+        };
         let _ = writeln!(
             self.arrays,
             "  - {{ name: {name}, level: {level}, {chunk}members: [{members}] }}"
@@ -196,6 +208,11 @@ impl Target {
     /// The server.
     pub fn server(&self) -> &Server {
         &self.server
+    }
+
+    /// The server, to be stopped where that may not end clean.
+    pub fn into_server(self) -> Server {
+        self.server
     }
 
     /// Waits until nothing is in use any more.

@@ -176,6 +176,103 @@ async fn many_connections_with_random_kills_alone() {
     target.settle_and_stop().await;
 }
 
+/// How many bytes a host is asked for that sends none of them: what it can get of the memory.
+async fn asked_for(target: &Target) -> u64 {
+    let host = RawHost::connect(target.address, NONE).await;
+    let mut io = host.io(1, 65).await;
+    for cid in 0..64 {
+        io.send_command(&write_sqe(cid, 0, 256), &[]).await.unwrap();
+    }
+    let mut bytes = 0;
+    let quiet = Duration::from_millis(300);
+    while let Ok(pdu) = tokio::time::timeout(quiet, io.receive()).await {
+        bytes += u64::from(pdu.unwrap().r2t().unwrap().r2tl.get());
+    }
+    bytes
+}
+
+/// Hosts that die while memory is short, and others wait for it, leave all of it to those who come.
+#[test]
+fn killed_hosts_give_all_memory_back() {
+    alone(killed_hosts_give_all_memory_back_alone());
+}
+
+async fn killed_hosts_give_all_memory_back_alone() {
+    let setup = Setup::memory("raid10", 4, 8).cores(1);
+    let target = setup.setting("memory: { capsule: 1MiB, transfer: 8MiB }").start();
+    let before = asked_for(&target).await;
+    assert!(before >= 3 << 20, "{before} bytes");
+    target.settled().await;
+    let mut random = Random::new(5);
+    for round in 0..6 {
+        let (mut hosts, mut queues) = (Vec::new(), Vec::new());
+        for _ in 0..4 {
+            let host = RawHost::connect(target.address, random.choose(&[NONE, BOTH])).await;
+            for qid in 1..=2 {
+                let mut io = host.io(qid, 65).await;
+                let mut burst = Vec::new();
+                for cid in 0..64 {
+                    let blocks = random.choose(&[1u32, 16, 17, 256]);
+                    let sqe = match random.below(2) {
+                        0 => write_sqe(cid, random.below(3000), blocks),
+                        _ => read_sqe(cid, random.below(3000), blocks),
+                    };
+                    burst.extend(io.command_bytes(&sqe, &[]));
+                }
+                io.send(&burst).await.unwrap();
+                queues.push(io);
+            }
+            hosts.push(host);
+        }
+        tokio::time::sleep(Duration::from_millis(random.below(30))).await;
+        while !queues.is_empty() {
+            let at = random.below(queues.len() as u64) as usize;
+            let queue = queues.swap_remove(at);
+            if random.below(2) == 0 {
+                queue.reset().unwrap();
+            }
+            if random.below(3) == 0 {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        }
+        drop(hosts);
+        target.settled().await;
+        let after = asked_for(&target).await;
+        assert_eq!(before, after, "round {round}: memory is lost");
+        target.settled().await;
+    }
+    target.stop();
+}
+
+/// Hosts that are stuck cost no time either.
+#[test]
+fn stuck_hosts_cost_no_time() {
+    alone(stuck_hosts_cost_no_time_alone());
+}
+
+async fn stuck_hosts_cost_no_time_alone() {
+    let setup = Setup::memory("raid10", 4, 8).cores(1).busy_poll();
+    let target = setup.setting("memory: { capsule: 1MiB, transfer: 8MiB }").start();
+    let host = RawHost::connect(target.address, NONE).await;
+    let mut queues = Vec::new();
+    for qid in 1..=4 {
+        let mut io = host.io(qid, 65).await;
+        for cid in 0..64 {
+            let sqe = if qid % 2 == 0 { read_sqe(cid, 0, 256) } else { write_sqe(cid, 0, 256) };
+            io.send_command(&sqe, &[]).await.unwrap();
+        }
+        queues.push(io);
+    }
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let before = target_time();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let used = target_time() - before;
+    println!("a target with stuck hosts used {used:?} in 2 s");
+    assert!(used < Duration::from_millis(20), "more than 1 % of a core: {used:?} in 2 s");
+    drop((queues, host));
+    target.settle_and_stop().await;
+}
+
 /// A connected host that does nothing costs nothing, with busy polling as it is by default.
 #[test]
 fn an_idle_target_does_not_work() {

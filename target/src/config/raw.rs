@@ -44,10 +44,6 @@ pub(super) struct File {
     /// 10ms, or `off` (50us).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) busy_poll: Option<Time>,
-    /// How long an array must see no write before its superblocks are marked
-    /// clean, 100ms to 1h (5s).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) safe_mode_delay: Option<Time>,
     /// How long a host may leave its replies unread, or what it owes unsent, before
     /// it is disconnected, 1s to 1h (30s).
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -32,7 +32,6 @@ discovery: ["192.0.2.10:8009"]
 cores: [2, 3]
 state_dir: /srv/state
 busy_poll: off
-safe_mode_delay: 1s
 reply_timeout: 10s
 memory: { capsule: 8MiB, transfer: 64MiB }
 queue_depth: 65535
@@ -119,7 +118,6 @@ fn everything_that_can_be_said() {
     assert_eq!(config.cores, CoreSelection::List(vec![2, 3]));
     assert_eq!(config.state_dir, Path::new("/srv/state"));
     assert_eq!(config.busy_poll, None);
-    assert_eq!(config.safe_mode_delay, Duration::from_secs(1));
     assert_eq!(config.reply_timeout, Duration::from_secs(10));
     assert_eq!(config.memory, Memory { capsule_bytes: 8 << 20, transfer_bytes: 64 << 20 });
     assert_eq!(
@@ -144,7 +142,6 @@ fn what_is_left_out_has_the_documented_default() {
     assert_eq!(config.cores, CoreSelection::Auto);
     assert_eq!(config.state_dir, Path::new("/var/lib/raidfabric"));
     assert_eq!(config.busy_poll, Some(Duration::from_micros(50)));
-    assert_eq!(config.safe_mode_delay, Duration::from_secs(5));
     assert_eq!(config.reply_timeout, Duration::from_secs(30));
     assert_eq!(config.memory, Memory { capsule_bytes: 32 << 20, transfer_bytes: 128 << 20 });
     assert_eq!(

@@ -29,8 +29,6 @@ pub struct Config {
     /// How long a data core that just saw work looks for more before it sleeps;
     /// `None` means that it sleeps at once.
     pub busy_poll: Option<Duration>,
-    /// How long an array must be idle before its superblocks say "clean".
-    pub safe_mode_delay: Duration,
     /// How long a host may leave its replies unread, or what it owes unsent, before
     /// it is disconnected.
     pub reply_timeout: Duration,

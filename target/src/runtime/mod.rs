@@ -35,13 +35,16 @@ pub struct CoreOptions {
     pub cpu: Option<usize>,
     /// Entries of the submission queue; a fuller batch is submitted in parts.
     pub ring_entries: u32,
+    /// Completions wait until the core enters the kernel anyway, instead of interrupting it
+    /// (IORING_SETUP_COOP_TASKRUN, Linux 5.19).
+    pub coop_taskrun: bool,
     /// How long a core that just saw work looks for more before it sleeps.
     pub busy_poll: Option<Duration>,
 }
 
 impl Default for CoreOptions {
     fn default() -> Self {
-        Self { cpu: None, ring_entries: 1024, busy_poll: None }
+        Self { cpu: None, ring_entries: 1024, coop_taskrun: true, busy_poll: None }
     }
 }
 
@@ -75,13 +78,16 @@ fn io_uring_cure(errno: Option<i32>) -> &'static str {
              Docker, containerd and Podman do; run it with \
              `--security-opt seccomp=deploy/seccomp.json`. On the host: `sysctl \
              kernel.io_uring_disabled` must print 0 (set it with `sysctl -w \
-             kernel.io_uring_disabled=0`), and the kernel must be 5.19 or newer"
+             kernel.io_uring_disabled=0`)"
         }
         Some(libc::ENOMEM) => {
             "The limit of locked memory is too small: raise it (`ulimit -l unlimited`, \
              `LimitMEMLOCK=infinity` in a systemd unit, `ulimits: memlock` in a compose file)"
         }
-        Some(libc::EINVAL) => "The kernel is too old: 5.19 or newer is needed",
+        Some(libc::EINVAL) => {
+            "The kernel is too old: 5.19 or newer is needed, or 5.15 with `ring: { coop_taskrun: \
+             false }`"
+        }
         _ => "See io_uring_setup(2)",
     }
 }
@@ -90,14 +96,16 @@ fn io_uring_cure(errno: Option<i32>) -> &'static str {
 ///
 /// # Errors
 /// [`RuntimeError::Ring`], with the cure in its text.
-pub fn preflight() -> Result<(), RuntimeError> {
-    builder(8).build(8).map(drop).map_err(|source| RuntimeError::Ring { source })
+pub fn preflight(coop_taskrun: bool) -> Result<(), RuntimeError> {
+    builder(8, coop_taskrun).build(8).map(drop).map_err(|source| RuntimeError::Ring { source })
 }
 
-fn builder(ring_entries: u32) -> io_uring::Builder {
+fn builder(ring_entries: u32, coop_taskrun: bool) -> io_uring::Builder {
     let mut ring = tokio_uring::uring_builder();
-    // Task work runs when the core enters the kernel anyway, never by interrupting it.
-    ring.setup_coop_taskrun().setup_cqsize(ring_entries.saturating_mul(4).min(32_768));
+    ring.setup_cqsize(ring_entries.saturating_mul(4).min(32_768));
+    if coop_taskrun {
+        ring.setup_coop_taskrun();
+    }
     ring
 }
 
@@ -115,7 +123,7 @@ pub fn run<F: Future>(
     let runtime = tokio_uring::Runtime::new(
         tokio_uring::builder()
             .entries(options.ring_entries)
-            .uring_builder(&builder(options.ring_entries)),
+            .uring_builder(&builder(options.ring_entries, options.coop_taskrun)),
     )
     .map_err(|source| RuntimeError::Ring { source })?;
     Ok(runtime.block_on(async { main().await }))

@@ -78,19 +78,28 @@ fn carry_out<M: Medium>(
             Ok(()) => shared.set_active(),
             Err(error) => {
                 tracing::error!(array = name, %error, "not marked as in use: writes fail");
+                believe(&error, shared);
                 shared.fail_active();
             }
         },
         Request::Checkpoint(position_bytes) => {
             if let Err(error) = handle.checkpoint_resync(position_bytes) {
-                tracing::warn!(array = name, %error, "the progress of the resync is not recorded");
-                // The kernel has said so for the only time: no later flush is to be believed.
-                if let UpdateError::Flush { slot, source, .. } = &error {
-                    let errno = source.raw_os_error().unwrap_or(libc::EIO);
-                    shared.fail_flush(*slot, DriveError::from_errno(errno));
-                }
+                tracing::error!(array = name, %error, "the progress of the resync is not recorded");
+                believe(&error, shared);
             }
         }
+    }
+}
+
+/// A member that does not flush, or does not take a durable write, may have lost what was written
+/// to it before, and the kernel tells nobody else: the array has to know. Lack of space below a
+/// file is no such failure.
+pub(super) fn believe(error: &UpdateError, shared: &Shared) {
+    let (UpdateError::Write { slot, source, .. } | UpdateError::Flush { slot, source, .. }) = error;
+    let errno = source.raw_os_error().unwrap_or(libc::EIO);
+    match DriveError::from_errno(errno) {
+        DriveError::NoSpace => {}
+        failure => shared.fail_flush(*slot, failure),
     }
 }
 
@@ -101,8 +110,9 @@ mod tests {
     use std::io;
     use std::rc::Rc;
 
-    use raidfabric_raid::array::{Failure, NoKeeper, Settings};
+    use raidfabric_raid::array::{Failure, NoKeeper, Settings, WriteState};
     use raidfabric_raid::assemble::{self, NewArray, examine_medium, plan_create};
+    use raidfabric_raid::geometry::{self, Geometry};
     use raidfabric_raid::metadata::Level;
 
     /// A drive whose flush fails once, as the kernel reports what it has lost.
@@ -176,5 +186,22 @@ mod tests {
         carry_out(Request::Checkpoint(2 << 20), "a", &mut handle, &shared);
         let error = DriveError::Io { errno: 5 };
         assert_eq!(shared.failure(), Some(Failure::Flush { slot: 0, error }));
+    }
+
+    #[test]
+    fn lack_of_space_fails_nothing() {
+        let shared = Shared::new(Settings {
+            service: 0,
+            uuid: [1; 16],
+            geometry: Geometry::new(geometry::Level::Raid1, 2, 0, 1 << 20).unwrap(),
+            data_offsets_bytes: vec![0, 0],
+            cores: 1,
+            active: true,
+            resync_position_bytes: u64::MAX,
+            keeper: Arc::new(NoKeeper),
+        });
+        let source = io::Error::from_raw_os_error(libc::ENOSPC);
+        believe(&UpdateError::Flush { slot: 1, name: "drive".into(), source }, &shared);
+        assert_eq!(shared.write_state(), WriteState::Active);
     }
 }

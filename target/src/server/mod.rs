@@ -145,7 +145,7 @@ impl Server {
     /// [`StartError`]. Up to the arrays nothing has been touched.
     pub fn start(plan: &Plan) -> Result<Self, StartError> {
         let config = &plan.config;
-        runtime::preflight()?;
+        runtime::preflight(config.ring.coop_taskrun)?;
         let listeners = bind(config)?;
         let addresses = listeners
             .iter()
@@ -481,6 +481,7 @@ fn core_options(plan: &Plan, index: usize) -> CoreOptions {
     CoreOptions {
         cpu: plan.cores.get(index).copied(),
         ring_entries: plan.config.ring.entries,
+        coop_taskrun: plan.config.ring.coop_taskrun,
         busy_poll: plan.config.busy_poll,
     }
 }

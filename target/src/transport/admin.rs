@@ -257,6 +257,20 @@ async fn shut_down(connection: &Rc<Connection>, association: &Arc<Association>, 
     }
 }
 
+/// Ends an I/O queue at its host's wish. That is answered when the queue's other commands have
+/// ended and its number is free: the host may connect it again as soon as it has the answer.
+pub(super) async fn disconnect(command: Command) {
+    let connection = Rc::clone(command.connection());
+    let deadline = Instant::now() + SHUTDOWN_PATIENCE;
+    let others = || connection.counts().commands > 1 && !connection.is_closed();
+    while others() && Instant::now() < deadline {
+        tokio::time::sleep(SHUTDOWN_POLL).await;
+    }
+    leave(&connection);
+    command.complete(Status::SUCCESS);
+    connection.close_when_sent();
+}
+
 /// Looks after an association until its admin connection is gone.
 async fn look_after(connection: Weak<Connection>, association: Arc<Association>) {
     loop {

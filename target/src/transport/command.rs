@@ -16,6 +16,7 @@ use super::reader::Inline;
 use crate::association::{IoQueue, Queue};
 use crate::controller::io::{self, Flush, IoRequest};
 use crate::controller::{DataIn, Permit};
+use crate::runtime;
 use crate::volume::Volume;
 use crate::workers::Party;
 
@@ -174,11 +175,7 @@ fn start_io(command: Command, queue: Rc<IoQueue>, sqe: &Sqe, inline: Option<Inli
     };
     let core = Rc::clone(&command.connection.core);
     let task = match request {
-        IoRequest::Disconnect => {
-            let connection = Rc::clone(&command.connection);
-            command.complete(Status::SUCCESS);
-            return connection.close_when_sent();
-        }
+        IoRequest::Disconnect => return runtime::spawn(admin::disconnect(command)),
         IoRequest::Flush(Flush::All) => Task::FlushAll { queue },
         request => {
             let (nsid, request) = match with_data(request, inline) {

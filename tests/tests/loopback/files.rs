@@ -25,7 +25,7 @@ const FILE_BYTES: u64 = 20 << 20;
 const NAMES: [&str; 4] = ["one", "two", "three", "four"];
 
 /// A directory with this many blank files.
-fn blank(count: usize) -> (TempDir, Vec<&'static str>) {
+pub(crate) fn blank(count: usize) -> (TempDir, Vec<&'static str>) {
     let directory = tempfile::tempdir().unwrap();
     let names = NAMES[..count].to_vec();
     for name in &names {
@@ -295,7 +295,7 @@ async fn an_array_is_created_once() {
         fs::remove_file(place.join(name)).unwrap();
         fs::File::create(place.join(name)).unwrap().set_len(FILE_BYTES).unwrap();
     }
-    refused(&setup, place, &["array a", "blank"], "created twice");
+    refused(&setup, place, &["array a", "existed"], "created twice");
 }
 
 /// The paths of an array lead to the drives of another one (they were numbered anew, or plugged in
@@ -397,9 +397,9 @@ async fn a_second_server_on_the_same_files_is_refused() {
 }
 
 /// The program under test, which is killed if the test does not end it.
-struct Program {
+pub(crate) struct Program {
     child: Child,
-    address: SocketAddr,
+    pub(crate) address: SocketAddr,
 }
 
 impl Drop for Program {
@@ -419,7 +419,29 @@ fn command(setup: &Setup, directory: &Path) -> Command {
 
 impl Program {
     fn start(setup: &Setup, directory: &Path) -> Self {
-        let mut child = command(setup, directory).stderr(Stdio::piped()).spawn().unwrap();
+        Self::spawn(&mut command(setup, directory))
+    }
+
+    /// One that outlives a limit on the size of files, which makes writes fail.
+    pub(crate) fn start_unlimited(setup: &Setup, directory: &Path) -> Self {
+        let program = command(setup, directory);
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\""]);
+        shell.arg(program.get_program()).args(program.get_args());
+        shell.stdin(Stdio::null()).stdout(Stdio::piped());
+        Self::spawn(&mut shell)
+    }
+
+    pub(crate) fn child(&self) -> &Child {
+        &self.child
+    }
+
+    pub(crate) fn wait(&mut self) -> std::process::ExitStatus {
+        self.child.wait().unwrap()
+    }
+
+    fn spawn(command: &mut Command) -> Self {
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let mut address = None;
         for line in lines.by_ref().map_while(Result::ok) {
@@ -439,7 +461,7 @@ impl Program {
         Self { child, address }
     }
 
-    fn signal(&self, signal: rustix::process::Signal) {
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, signal).unwrap();
     }

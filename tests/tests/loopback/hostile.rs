@@ -465,6 +465,54 @@ async fn damaged_headers_and_data() {
     scene.end().await;
 }
 
+/// Damage in one of several PDUs, and in a payload that is received straight into its place, is
+/// found as well; what was damaged is not written.
+#[tokio::test]
+async fn damage_in_long_data() {
+    const BLOCKS: u32 = 256;
+    let mut scene = Scene::new().await;
+    let before = pattern(50, BLOCKS as usize * 4096);
+    scene.innocent.write(0, before.clone()).await.unwrap();
+    let host = RawHost::connect(scene.target.address, BOTH).await;
+    let mut io = host.io(1, 16).await;
+    let content = pattern(51, BLOCKS as usize * 4096);
+    for (parts, damaged) in [(1usize, 0usize), (4, 0), (4, 2), (4, 3), (64, 5), (1, 1)] {
+        io.send_command(&write_sqe(9, 0, BLOCKS), &[]).await.unwrap();
+        let r2t = soon("R2T", io.receive()).await.unwrap().r2t().unwrap();
+        assert_eq!(r2t.r2tl.get() as usize, content.len());
+        let each = content.len() / parts;
+        for (part, payload) in content.chunks(each).enumerate() {
+            let fields = H2cDataFields {
+                cccid: 9,
+                ttag: r2t.ttag.get(),
+                datao: (part * each) as u32,
+                datal: each as u32,
+                last: part + 1 == parts,
+            };
+            let mut pdu = io.data_bytes(&fields, payload);
+            if part == damaged {
+                let middle = pdu.len() - each / 3;
+                pdu[middle] ^= 4;
+            }
+            // The header first, so that the payload is waited for.
+            io.send(&pdu[..28]).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(2)).await;
+            io.send(&pdu[28..]).await.unwrap();
+        }
+        let status = completion(&mut io).await.unwrap().status();
+        let expected = match damaged < parts {
+            true => Generic::TransientTransportError.into(),
+            false => Status::SUCCESS,
+        };
+        assert_eq!(status, expected, "part {damaged} of {parts}");
+        let found = scene.innocent.read(0, BLOCKS).await.unwrap();
+        assert!(found == if damaged < parts { &before } else { &content }, "{damaged} of {parts}");
+    }
+    drop((io, host));
+    scene.alone_again("damage in long data").await;
+    scene.end().await;
+}
+
 /// More commands than the queue holds end the connection; as many as it holds do not.
 #[tokio::test]
 async fn more_commands_than_the_queue_holds() {

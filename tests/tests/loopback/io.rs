@@ -297,6 +297,45 @@ async fn refused_commands() {
     target.settle_and_stop().await;
 }
 
+/// A host may leave room between header and payload, more than it was asked to.
+#[tokio::test]
+async fn payloads_of_the_host_are_where_it_says() {
+    use raidfabric_protocol::tcp::rules::H2cDataFields;
+    use raidfabric_tests::host::{RawHost, completion, inline_sqe, read_sqe, soon, write_sqe};
+    let target = Setup::memory("raid0", 2, 4).start();
+    for (header, data) in [(false, false), (true, false), (false, true), (true, true)] {
+        let digests = Digests { header, data };
+        let host = RawHost::connect(target.address, digests).await;
+        let mut io = host.io(1, 16).await;
+        for cpda in [0u8, 1, 3, 7, 15, 30, 31] {
+            io.encoder_mut().alignment = PduAlignment::from_wire(cpda).unwrap();
+            let content = pattern(u64::from(cpda) + 100, 4 * 4096);
+            io.send_command(&inline_sqe(1, 8, 4), &content).await.unwrap();
+            assert!(completion(&mut io).await.unwrap().status().is_success());
+            io.send_command(&write_sqe(2, 20, 4), &[]).await.unwrap();
+            let ttag = soon("R2T", io.receive()).await.unwrap().r2t().unwrap().ttag.get();
+            for part in 0..4u32 {
+                let fields = H2cDataFields {
+                    cccid: 2,
+                    ttag,
+                    datao: part * 4096,
+                    datal: 4096,
+                    last: part == 3,
+                };
+                let start = part as usize * 4096;
+                io.send_data(&fields, &content[start..start + 4096]).await.unwrap();
+            }
+            assert!(completion(&mut io).await.unwrap().status().is_success());
+            for lba in [8, 20] {
+                io.send_command(&read_sqe(3, lba, 4), &[]).await.unwrap();
+                let (_, found) = soon("data", io.receive_response()).await.unwrap();
+                assert!(found == content, "CPDA {cpda} at {lba} with {digests:?}");
+            }
+        }
+    }
+    target.settle_and_stop().await;
+}
+
 /// Payloads are where the host wants them: HPDA from none to the largest.
 #[tokio::test]
 async fn host_alignment_is_honoured() {

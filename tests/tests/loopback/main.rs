@@ -5,9 +5,11 @@
 mod admin;
 mod connect;
 mod discovery;
+mod faults;
 mod files;
 mod hostile;
 mod io;
 mod model;
 mod races;
+mod shapes;
 mod stuck;

@@ -121,7 +121,11 @@ pub(crate) async fn actor(volume: Volume, model: Rc<RefCell<Model>>, seed: u64, 
 }
 
 async fn random_commands(level: &str, members: usize, member_mib: u64, more: &str) {
-    let target = Setup::memory(level, members, member_mib).setting(more).start();
+    random_commands_on(&Setup::memory(level, members, member_mib).setting(more)).await;
+}
+
+async fn random_commands_on(setup: &Setup) {
+    let target = setup.start();
     let mut volumes = Vec::new();
     let mut controllers = Vec::new();
     for (digests, disable_sq_flow_control, hpda) in
@@ -172,6 +176,17 @@ async fn random_commands_on_raid1() {
 #[tokio::test]
 async fn random_commands_on_raid10() {
     random_commands("raid10", 4, 4, "").await;
+}
+
+/// Chunks of the smallest and of the largest size: commands of many parts, and of one.
+#[tokio::test]
+async fn random_commands_on_other_chunks() {
+    for (level, members, chunk) in
+        [("raid0", 3, "4KiB"), ("raid10", 4, "4KiB"), ("raid0", 5, "1MiB"), ("raid10", 6, "1MiB")]
+    {
+        let setup = Setup::new().chunk(chunk).memory_array("a", level, members, 4);
+        random_commands_on(&setup.namespace(1, "a", 4096)).await;
+    }
 }
 
 /// The same while memory is so short that commands go in pieces.

@@ -1,8 +1,11 @@
 //! Ends that come in the middle: resets, shutdowns, stops and lost connections while commands are
 //! under way.
 
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use raidfabric::config::memory::TRANSFER_MINIMUM_BYTES;
 use raidfabric_initiator::raw::Connection;
 use raidfabric_initiator::{Controller, Options};
 use raidfabric_protocol::fabrics::{FabricsCommand, Property, PropertySize};
@@ -21,7 +24,7 @@ use raidfabric_tests::host::{
 };
 use raidfabric_tests::setup::{NQN, Setup};
 
-use crate::stuck::{STATES, stuck};
+use crate::stuck::{STATES, stuck, tight};
 
 fn disabled() -> Cc {
     Cc::default().with_iosqes(6).with_iocqes(4)
@@ -110,7 +113,8 @@ async fn a_stop_with_stuck_hosts() {
     for cores in [1, 2] {
         let target = Setup::memory("raid10", 4, 4)
             .cores(cores)
-            .setting("memory: { capsule: 1MiB, transfer: 8MiB }\nreply_timeout: 60s")
+            .setting(&tight())
+            .setting("reply_timeout: 60s")
             .start();
         let mut all = Vec::new();
         for state in STATES {
@@ -221,13 +225,123 @@ async fn io_connects_while_the_association_ends() {
     target.settle_and_stop().await;
 }
 
+/// Hosts whose connections are cut in the middle of writes over several chunks of a mirror: each
+/// block is then the last acknowledged version or one that was sent after it, no block is torn, and
+/// every copy says the same.
+#[tokio::test]
+async fn hosts_cut_off_in_the_middle_of_writes() {
+    const REGIONS: u64 = 24;
+    const BLOCKS: u64 = 40;
+    let content = |region: u64, version: u64| -> Vec<u8> {
+        let block = |n: u64| match version {
+            0 => vec![0; 4096],
+            _ => pattern(version << 32 | region << 16 | n, 4096).to_vec(),
+        };
+        (0..BLOCKS).flat_map(block).collect()
+    };
+    let target = Setup::memory("raid10", 4, 8).start();
+    // For each region, the newest version that was sent, and that was acknowledged.
+    let known = Rc::new(RefCell::new(vec![(0u64, 0u64); REGIONS as usize]));
+    for round in 0..6u64 {
+        let local = tokio::task::LocalSet::new();
+        let (mut controllers, mut volumes) = (Vec::new(), Vec::new());
+        for _ in 0..4 {
+            let (controller, volume) = volume(target.address, 16).await;
+            controllers.push(controller);
+            volumes.push(volume);
+        }
+        for region in 0..REGIONS {
+            let (volume, known) = (volumes[region as usize % 4].clone(), Rc::clone(&known));
+            local.spawn_local(async move {
+                loop {
+                    let version = known.borrow()[region as usize].0 + 1;
+                    known.borrow_mut()[region as usize].0 = version;
+                    let data = content(region, version).into();
+                    if volume.write(region * 41, data).await.is_err() {
+                        return;
+                    }
+                    known.borrow_mut()[region as usize].1 = version;
+                }
+            });
+        }
+        local.run_until(tokio::time::sleep(Duration::from_millis(150 + 17 * round))).await;
+        drop((local, volumes, controllers));
+        target.settled().await;
+        let (controller, volume) = volume(target.address, 16).await;
+        for region in 0..REGIONS {
+            let (sent, acknowledged) = known.borrow()[region as usize];
+            let candidates: Vec<_> =
+                (acknowledged..=sent).map(|version| content(region, version)).collect();
+            let first = volume.read(region * 41, BLOCKS as u32).await.unwrap();
+            for (n, block) in first.chunks(4096).enumerate() {
+                let whole = candidates.iter().any(|all| &all[n * 4096..][..4096] == block);
+                assert!(whole, "round {round}: block {n} of region {region} is torn or old");
+            }
+            let again = (0..6).map(|_| volume.read(region * 41, BLOCKS as u32));
+            for found in futures_of(again).await {
+                assert!(found.unwrap() == first, "round {round}: region {region}: copies differ");
+            }
+        }
+        drop((controller, volume));
+    }
+    assert!(known.borrow().iter().all(|(_, acknowledged)| *acknowledged > 0), "all were written");
+    target.settle_and_stop().await;
+}
+
+/// The outcomes of futures that are under way at the same time.
+async fn futures_of<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
+    let mut pending: Vec<_> = futures.map(Box::pin).collect();
+    let mut outcomes = Vec::new();
+    std::future::poll_fn(|context| {
+        pending.retain_mut(|future| match future.as_mut().poll(context) {
+            std::task::Poll::Ready(outcome) => {
+                outcomes.push(outcome);
+                false
+            }
+            std::task::Poll::Pending => true,
+        });
+        if pending.is_empty() { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+    })
+    .await;
+    outcomes
+}
+
+/// A queue that its host has disconnected can be connected again at once, also while commands were
+/// under way.
+#[tokio::test]
+async fn a_queue_is_disconnected_and_connected_again() {
+    let target = Setup::memory("raid1", 2, 4).start();
+    let host = RawHost::connect(target.address, NONE).await;
+    for turn in 0..30u16 {
+        let mut io = host.io(1, 32).await;
+        let reads = turn % 5;
+        for cid in 0..reads {
+            io.send_command(&read_sqe(cid, 0, 64), &[]).await.unwrap();
+        }
+        let leave = FabricsCommand::Disconnect { recfmt: 0 };
+        io.send_command(&leave.to_sqe(31), &[]).await.unwrap();
+        for _ in 0..reads {
+            assert_eq!(soon("data", io.receive_response()).await.unwrap().1.len(), 64 * 4096);
+        }
+        let cqe = completion(&mut io).await.unwrap();
+        assert_eq!((cqe.cid.get(), cqe.status()), (31, Status::SUCCESS));
+        // The next turn comes while this connection is still there.
+        if turn % 2 == 0 {
+            assert!(soon("the end", io.receive_end()).await.unwrap().is_empty());
+        }
+    }
+    drop(host);
+    target.settle_and_stop().await;
+}
+
 /// More connections than there is memory for: the surplus is turned away, the others go on, and
 /// later there is room again.
 #[tokio::test]
 async fn more_connections_than_memory() {
+    let transfer = 64 * TRANSFER_MINIMUM_BYTES;
     let target = Setup::memory("raid0", 2, 4)
         .cores(1)
-        .setting("memory: { capsule: 1MiB, transfer: 4MiB }")
+        .setting(&format!("memory: {{ capsule: 1MiB, transfer: {transfer} }}"))
         .start();
     let (controller, volume) = volume(target.address, 8).await;
     for _ in 0..2 {

@@ -145,11 +145,6 @@ const BUSY_POLL: TimeRule = TimeRule {
     max: Duration::from_millis(10),
     default: Duration::from_micros(50),
 };
-const SAFE_MODE_DELAY: TimeRule = TimeRule {
-    min: Duration::from_millis(100),
-    max: Duration::from_secs(3600),
-    default: Duration::from_secs(5),
-};
 const REPLY_TIMEOUT: TimeRule = TimeRule {
     min: Duration::from_secs(1),
     max: Duration::from_secs(3600),
@@ -224,11 +219,6 @@ pub(super) fn check(file: &raw::File, findings: &mut Findings<'_>) -> Config {
         cores: cores(file.cores.as_ref(), findings),
         state_dir: state_dir(file.state_dir.as_deref(), findings),
         busy_poll: busy_poll(file.busy_poll.as_ref(), findings),
-        safe_mode_delay: findings.time(
-            &root.key("safe_mode_delay"),
-            file.safe_mode_delay.as_ref(),
-            &SAFE_MODE_DELAY,
-        ),
         reply_timeout: findings.time(
             &root.key("reply_timeout"),
             file.reply_timeout.as_ref(),

@@ -11,12 +11,19 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use raidfabric_initiator::{Controller, Volume};
+use raidfabric_protocol::fabrics::FabricsCommand;
 use raidfabric_protocol::nvme::feature::FeatureId;
 use raidfabric_protocol::nvme::identify::ascii;
+use raidfabric_protocol::nvme::io::{DSM_RANGES_MAX, DsmAttributes, DsmRange, IoCommand};
+use raidfabric_protocol::nvme::sgl::Sgl;
+use raidfabric_protocol::nvme::sqe::Sqe;
 use raidfabric_tests::data::{Random, difference, pattern};
-use raidfabric_tests::host::{options, soon, volume};
+use raidfabric_tests::host::{
+    NONE, RawHost, completion, inline_sqe, options, read_sqe, soon, volume,
+};
 use raidfabric_tests::setup::{NQN, Setup, Target};
 use tempfile::TempDir;
+use zerocopy::IntoBytes;
 
 use crate::model::{Model, actor};
 
@@ -539,6 +546,48 @@ async fn a_terminated_program_leaves_clean_arrays() {
     assert!(volume.read(last % 100, 1).await.unwrap() == pattern(last, BLOCK));
     target.stop();
     copies_are_equal(place, &mirrors("raid1", &names), 12 << 20, "after SIGTERM");
+}
+
+/// A host leaves while its commands are at the drives, with a Disconnect or without, and comes back
+/// at once: nothing that it sent before comes after what it writes now.
+#[tokio::test]
+async fn late_commands_do_not_overtake_a_host_that_comes_back() {
+    let (directory, names) = blank(2);
+    let target = Setup::files("raid0", directory.path(), &names).start();
+    let range = DsmRange { cattr: 0.into(), nlb: 1.into(), slba: 0.into() };
+    let list = vec![range; DSM_RANGES_MAX];
+    for round in 0..6u64 {
+        let host = RawHost::connect(target.address, NONE).await;
+        let mut queue = host.io(1, 64).await;
+        for cid in 0..32 {
+            let command = IoCommand::DatasetManagement {
+                nsid: 1,
+                ranges: DSM_RANGES_MAX as u16,
+                attributes: DsmAttributes::default().with_ad(true),
+            };
+            let dptr = Sgl::in_capsule(0, list.as_bytes().len() as u32);
+            let sqe = Sqe { dptr, ..command.to_sqe(cid) };
+            queue.send_command(&sqe, list.as_bytes()).await.unwrap();
+        }
+        if round % 2 == 0 {
+            let disconnect = FabricsCommand::Disconnect { recfmt: 0 };
+            queue.send_command(&disconnect.to_sqe(40), &[]).await.unwrap();
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        drop((queue, host));
+        let host = RawHost::connect(target.address, NONE).await;
+        let mut queue = host.io(1, 64).await;
+        queue.send_command(&inline_sqe(1, 0, 1), &pattern(round, BLOCK)).await.unwrap();
+        assert!(completion(&mut queue).await.unwrap().status().is_success());
+        // Only this host is left.
+        target.settled_at("the last commands", |in_use| in_use.connections == 2).await;
+        queue.send_command(&read_sqe(2, 0, 1), &[]).await.unwrap();
+        let (_, data) = soon("data", queue.receive_response()).await.unwrap();
+        assert!(data == pattern(round, BLOCK), "round {round}: an acknowledged write is gone");
+        drop((queue, host));
+        target.settled().await;
+    }
+    target.stop();
 }
 
 /// What one writer knows of its block: the newest version sent, acknowledged, and made durable.

@@ -561,3 +561,22 @@ fn a_deallocation_that_was_begun_and_not_supported_leaves_copies_equal() {
     assert_eq!(mirror.array.deallocate(0, 4096).now_or_never(), Some(Ok(())));
     assert!(mirror.on_drive(0) == mirror.on_drive(1) || !mirror.shared.is_in_sync());
 }
+
+/// A drive that has lost writes shows what it had before. Another copy still has them, so no read may
+/// be answered with less.
+#[test]
+#[ignore = "known: a member whose flush has failed is read like the others, and after a restart its \
+            copy, if it is the first, counts"]
+fn after_a_failed_flush_no_read_is_stale() {
+    let mirror = Mirror::new(2, IN_SYNC);
+    mirror.write(0, 4096, 2).unwrap();
+    assert_eq!(mirror.array.flush().now_or_never(), Some(Ok(())));
+    mirror.write(0, 4096, 3).unwrap();
+    mirror.drives[0].write_now(0, &[2; 4096]).unwrap();
+    mirror.moods[0].flush_error.set(Some(EIO));
+    assert!(mirror.array.flush().now_or_never().unwrap().is_err());
+    for _ in 0..4 {
+        let read = mirror.read(0, 4096);
+        assert!(read.is_err() || read == Ok(vec![3; 4096]), "an acknowledged write is gone");
+    }
+}

@@ -375,8 +375,15 @@ impl<D: Drive> Array<D> {
             member.zero(&self.shared, range.start, range.end - range.start, deallocate)
         });
         fan_out(ranges().count(), zeroings, |result| outcome.add(result)).await;
-        let must_write = kind != Zeroing::Deallocate || outcome.succeeded;
-        if !outcome.unsupported || !must_write || outcome.failed.is_some() {
+        if !outcome.unsupported || outcome.failed.is_some() {
+            return outcome;
+        }
+        if kind == Zeroing::Deallocate && !outcome.succeeded {
+            // Nobody has to write; but who found only on the way that it cannot may have zeroed
+            // what came before. This happens once: from now on it is known.
+            if self.copy_first_copy(offset_bytes, len_bytes).await.is_err() {
+                self.shared.require_resync(offset_bytes);
+            }
             return outcome;
         }
         for (member, range) in ranges().filter(|(member, _)| member.cannot_zero()) {

@@ -45,6 +45,8 @@ pub(crate) struct Plan {
     pub(crate) error: DriveError,
     /// Only this kind of operation; others pass, and the error waits for the next one that fits.
     pub(crate) only: Option<Kind>,
+    /// So many operations that fit fail.
+    pub(crate) times: u64,
 }
 
 impl Faults {
@@ -86,7 +88,8 @@ impl Faults {
         if call < plan.at_call || !fits || plan.only.is_some_and(|only| only != kind) {
             return None;
         }
-        self.plan.set(None);
+        let times = plan.times - 1;
+        self.plan.set((times > 0).then_some(Plan { times, ..plan }));
         self.injected.set(self.injected.get() + 1);
         Some(plan.error)
     }

@@ -73,7 +73,7 @@ fn an_error_at_every_call() {
             let what = format!("{error} at call {at_call}");
             let story = with_seed(seed, &what, || {
                 let mut life = Life::new(seed);
-                life.plan(Some(Plan { at_call, error, only: None }));
+                life.plan(Some(Plan { at_call, error, only: None, times: 1 }));
                 life.live(2, false)
             });
             injected += story.injected_errors;
@@ -90,7 +90,7 @@ fn lives_with(kind: Kind, what: &str) {
         let story = with_seed(seed, what, || {
             let mut life = Life::new(seed);
             let error = DriveError::Io { errno: 5 };
-            life.plan(Some(Plan { at_call: seed % 40, error, only: Some(kind) }));
+            life.plan(Some(Plan { at_call: seed % 40, error, only: Some(kind), times: 1 }));
             life.live(3, false)
         });
         all.add(&story);

@@ -71,6 +71,25 @@ pub enum ArrayStartError {
         /// The record.
         record: PathBuf,
     },
+    /// The drives are another array than the one that was last served under this name.
+    #[error(
+        "array {array}: its drives, {drives}, hold the array with UUID {found}, but it existed here \
+         with UUID {uuid} (says {record:?}), so hosts would find other data under its name. Bring \
+         its own drives; or, if this array is meant, say so with `uuid: {found}` in the \
+         configuration"
+    )]
+    Other {
+        /// The array.
+        array: String,
+        /// Their names.
+        drives: String,
+        /// What they are.
+        found: Uuid,
+        /// What it was.
+        uuid: Uuid,
+        /// The record.
+        record: PathBuf,
+    },
     /// It has a UUID in the configuration.
     #[error(
         "array {array}: its `uuid` in the configuration, {uuid}, says that it exists; to create a \
@@ -267,14 +286,26 @@ impl Survey {
             assemble::decide(&examined, &expected, &new_array(array, homehost)).map_err(
                 |source| ArrayStartError::Drives { array: name.clone(), source: Box::new(source) },
             )?;
-        if let (Decision::Create(_), Some(record), Some(state)) = (&decision, record, state) {
-            return Err(ArrayStartError::Existed {
-                record: state.path_of(name),
-                array: name.clone(),
-                uuid: record.uuid,
-            });
+        let Some((record, state)) = record.zip(state) else {
+            return Ok(Self { media, examined, decision });
+        };
+        let (array_name, path, uuid) = (name.clone(), state.path_of(name), record.uuid);
+        match &decision {
+            Decision::Create(_) => {
+                Err(ArrayStartError::Existed { array: array_name, uuid, record: path })
+            }
+            Decision::Assemble(plan) if plan.info.uuid != uuid && array.uuid.is_none() => {
+                let names = examined.iter().map(|drive| drive.name.as_str());
+                Err(ArrayStartError::Other {
+                    array: array_name,
+                    drives: names.collect::<Vec<_>>().join(", "),
+                    found: plan.info.uuid,
+                    uuid,
+                    record: path,
+                })
+            }
+            Decision::Assemble(_) => Ok(Self { media, examined, decision }),
         }
-        Ok(Self { media, examined, decision })
     }
 }
 

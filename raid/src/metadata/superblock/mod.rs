@@ -30,6 +30,10 @@ pub const SUPERBLOCK_OFFSET_BYTES: u64 = 4096;
 /// `resync_offset` of an array whose copies agree everywhere (md's `MaxSector`).
 pub const IN_SYNC: u64 = u64::MAX;
 
+/// Event counts from here on are not served: they could not be raised for ever. No array gets there
+/// by running.
+const EVENTS_END: u64 = 1 << 63;
+
 /// The most devices that we write or serve: their roles end with the superblock's
 /// first 512 bytes, so that an update, whose other bytes stay what they were, is
 /// torn by no drive.
@@ -237,6 +241,9 @@ pub enum NotServed {
     /// Something that is newer than this program.
     #[error("it uses md features that are not known (feature bits {0:#x})")]
     UnknownFeatures(u32),
+    /// Damaged, or made to do harm.
+    #[error("its event count, {0}, cannot be true")]
+    Events(u64),
     /// Sizes that contradict each other.
     #[error("its sizes contradict each other: {0}")]
     Sizes(&'static str),
@@ -527,6 +534,9 @@ impl Superblock {
             return Err(NotServed::Parity(level));
         }
         self.check_features()?;
+        if self.events() >= EVENTS_END {
+            return Err(NotServed::Events(self.events()));
+        }
         if self.raw.max_dev.get() as usize > MAX_DEVICES {
             return Err(NotServed::RoleTable(self.raw.max_dev.get()));
         }

@@ -19,7 +19,7 @@ use raidfabric_protocol::nvme::sgl::Sgl;
 use raidfabric_protocol::nvme::sqe::Sqe;
 use raidfabric_tests::data::{Random, difference, pattern};
 use raidfabric_tests::host::{
-    NONE, RawHost, completion, inline_sqe, options, read_sqe, soon, volume,
+    Login, NONE, RawHost, completion, inline_sqe, options, read_sqe, soon, volume,
 };
 use raidfabric_tests::setup::{NQN, Setup, Target};
 use tempfile::TempDir;
@@ -556,8 +556,10 @@ async fn late_commands_do_not_overtake_a_host_that_comes_back() {
     let target = Setup::files("raid0", directory.path(), &names).start();
     let range = DsmRange { cattr: 0.into(), nlb: 1.into(), slba: 0.into() };
     let list = vec![range; DSM_RANGES_MAX];
+    let login = Login::default();
+    let connect = || RawHost::connect_with(target.address, NONE, Default::default(), login.clone());
     for round in 0..6u64 {
-        let host = RawHost::connect(target.address, NONE).await;
+        let host = connect().await;
         let mut queue = host.io(1, 64).await;
         for cid in 0..32 {
             let command = IoCommand::DatasetManagement {
@@ -575,7 +577,7 @@ async fn late_commands_do_not_overtake_a_host_that_comes_back() {
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
         drop((queue, host));
-        let host = RawHost::connect(target.address, NONE).await;
+        let host = connect().await;
         let mut queue = host.io(1, 64).await;
         queue.send_command(&inline_sqe(1, 0, 1), &pattern(round, BLOCK)).await.unwrap();
         assert!(completion(&mut queue).await.unwrap().status().is_success());

@@ -13,9 +13,9 @@ use crate::server::{Plan, Server, present};
 #[derive(Debug, Args)]
 #[command(
     after_help = "An array is created only if every drive listed for it is blank; it is found \
-                  again wherever its drives appear.\nSIGTERM and Ctrl-C end the service: commands \
-                  under way are finished, and the arrays are marked clean. SIGUSR1 logs what is \
-                  in use.\n\nExample: raidfabric serve /etc/raidfabric/fabric.yaml"
+                  again wherever its drives appear.\nSIGTERM, Ctrl-C and the terminal's \
+                  end (SIGHUP) end the service: commands under way are finished, and the arrays \
+                  are marked clean. SIGUSR1 logs what is in use.\n\nExample: raidfabric serve /etc/raidfabric/raidfabric.yaml"
 )]
 pub(super) struct Serve {
     #[command(flatten)]
@@ -24,7 +24,7 @@ pub(super) struct Serve {
 
 impl Serve {
     pub(super) fn run(self) -> Result<(), Failure> {
-        start_logging();
+        start_logging()?;
         let (loaded, drives, cores) = check::load(&self.file)?;
         serve(&Plan { config: loaded.config, drives, cores })
     }
@@ -102,6 +102,8 @@ fn watch_until_stopped(plan: &Plan, server: &Server) -> std::io::Result<Reason> 
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
+    /// The terminal went away; `None` where whoever started us has it ignored (`nohup`).
+    hang_up: Option<Signal>,
     report: Signal,
 }
 
@@ -110,8 +112,25 @@ impl Signals {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
+            hang_up: if ignores_hang_up() { None } else { Some(signal(SignalKind::hangup())?) },
             report: signal(SignalKind::user_defined1())?,
         })
+    }
+}
+
+/// Whether SIGHUP is ignored: signal 1, the lowest bit of the kernel's mask.
+fn ignores_hang_up() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .is_some_and(|mask| mask & 1 == 1)
+}
+
+/// The signal, if it is waited for at all.
+async fn received(signal: Option<&mut Signal>) {
+    match signal {
+        Some(signal) => _ = signal.recv().await,
+        None => std::future::pending().await,
     }
 }
 
@@ -124,6 +143,7 @@ async fn watch(server: &Server, mut signals: Signals) -> Reason {
         tokio::select! {
             _ = signals.terminate.recv() => return Reason::Signal("SIGTERM"),
             _ = signals.interrupt.recv() => return Reason::Signal("interrupted"),
+            () = received(signals.hang_up.as_mut()) => return Reason::Signal("SIGHUP"),
             _ = signals.report.recv() => tracing::info!("{}", server.in_use()),
             _ = half_minute.tick() => server.report_health(),
             _ = second.tick() => {

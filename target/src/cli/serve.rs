@@ -1,9 +1,10 @@
 //! `raidfabric serve`: the daemon.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use clap::Args;
+use raidfabric_raid::array::Shared;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{ConfigFile, Failure, check, print, start_logging};
@@ -70,6 +71,9 @@ fn print_connect_lines(plan: &Plan, server: &Server) {
     }
     let _ = print::line("serving; Ctrl-C ends it");
 }
+
+/// How often a lack of space is said again, in looks of a second each.
+const SPACE_NOTICE_SECONDS: u64 = 10;
 
 /// Why the service ends.
 #[derive(Clone, Copy, Debug)]
@@ -161,11 +165,32 @@ async fn watch(server: &Server, mut signals: Signals) -> Reason {
 struct Watcher {
     failed: HashSet<String>,
     resyncing: HashSet<String>,
+    /// Writes that found no space below a member, by array, when it was last said.
+    no_space: HashMap<String, u64>,
+    looks: u64,
 }
 
 impl Watcher {
+    /// Says that members have no space, once in a while, as long as writes meet it.
+    fn look_for_space(&mut self, name: &str, array: &Shared) {
+        let counts = (0..array.geometry().members()).map(|slot| array.member_errors(slot).no_space);
+        let count: u64 = counts.sum();
+        let said = self.no_space.entry(name.to_owned()).or_default();
+        if count > *said && self.looks % SPACE_NOTICE_SECONDS == 1 {
+            tracing::error!(
+                array = name,
+                "{} writes failed for lack of space below a member: make room on its file system \
+                 or thin volume; hosts are told Capacity Exceeded until then",
+                count - *said
+            );
+            *said = count;
+        }
+    }
+
     fn look(&mut self, server: &Server) {
+        self.looks += 1;
         for (name, array) in server.arrays() {
+            self.look_for_space(name, array);
             if let Some(failure) = array.failure()
                 && self.failed.insert(name.to_owned())
             {

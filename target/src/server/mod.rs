@@ -151,7 +151,7 @@ impl Server {
     /// [`StartError`]. Up to the arrays nothing has been touched.
     pub fn start(plan: &Plan) -> Result<Self, StartError> {
         let config = &plan.config;
-        runtime::preflight(config.ring.coop_taskrun)?;
+        runtime::preflight(plan.cores.len(), config.ring.entries, config.ring.coop_taskrun)?;
         let listeners = bind(config)?;
         let addresses = listeners
             .iter()

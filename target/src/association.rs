@@ -17,6 +17,7 @@ use std::time::Instant;
 
 use raidfabric_protocol::nvme::log::CriticalWarning;
 use raidfabric_raid::array::{Shared, WriteState};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use tokio::sync::Notify;
 
 use crate::controller::{
@@ -176,12 +177,19 @@ impl Registry {
     /// Commands of an association that has ended may still be under way to the drives. A write
     /// among them must not come after a write that its host sends once it is back: these are the
     /// associations whose commands a Connect of that host has to wait for.
+    ///
+    /// Also those whose admin connection the host has closed while its core has not noticed yet. A
+    /// host may well have several that live.
     pub fn ending_of(&self, request: &Request) -> Vec<Arc<Association>> {
         let mut live = lock(&self.live);
         live.ending.retain(|association| association.io_connections() > 0);
-        let candidates = live.ending.clone();
+        let mut candidates = live.ending.clone();
+        candidates.extend(live.controllers.values().cloned());
         drop(live);
-        candidates.into_iter().filter(|association| association.is_of(request)).collect()
+        let is_ending = |association: &Arc<Association>| {
+            association.is_of(request) && association.is_left_by_its_host()
+        };
+        candidates.into_iter().filter(is_ending).collect()
     }
 
     /// Serves a Connect.
@@ -401,6 +409,13 @@ impl Association {
             && controller.host_id() == &request.host_id
     }
 
+    /// Whether the admin connection is gone, or its host has closed it.
+    fn is_left_by_its_host(&self) -> bool {
+        let connections = lock(&self.connections);
+        let mut admin = connections.open.iter().filter(|(qid, _)| *qid == 0).peekable();
+        admin.peek().is_none() || admin.any(|(_, stream)| is_closed_by_peer(stream))
+    }
+
     /// Takes an I/O connection in, unless the association ends.
     fn take_in(&self, qid: u16, stream: &Arc<TcpStream>) -> bool {
         let mut connections = lock(&self.connections);
@@ -432,6 +447,14 @@ impl Association {
         // The admin queue's commands need no waiting for, and its socket is not to be kept open.
         connections.open.retain(|(qid, _)| *qid != 0);
     }
+}
+
+/// Whether the end of what the peer sends has reached this host, read or not.
+fn is_closed_by_peer(stream: &TcpStream) -> bool {
+    let mut fds = [PollFd::new(stream, PollFlags::RDHUP)];
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    // RDHUP, or HUP and ERR, which are told unasked.
+    matches!(rustix::event::poll(&mut fds, Some(&at_once)), Ok(1..))
 }
 
 #[cfg(test)]
@@ -471,9 +494,16 @@ mod tests {
         }
     }
 
+    thread_local! {
+        /// The other ends of the streams of this test.
+        static HOSTS: std::cell::RefCell<Vec<TcpStream>> = const { std::cell::RefCell::new(Vec::new()) };
+    }
+
     fn stream() -> Arc<TcpStream> {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        Arc::new(TcpStream::connect(listener.local_addr().unwrap()).unwrap())
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        HOSTS.with_borrow_mut(|hosts| hosts.push(listener.accept().unwrap().0));
+        Arc::new(stream)
     }
 
     fn connect(registry: &Registry, request: &Request) -> Result<Connected, ConnectError> {
@@ -520,6 +550,10 @@ mod tests {
         enable(&admin.queue);
         let io = connect(&registry, &request(1, admin.cntlid, "nqn.host")).unwrap();
         assert!(registry.ending_of(&request(0, 0xFFFF, "nqn.host")).is_empty(), "it lives");
+        // The host has closed its connections, and nobody has noticed yet.
+        HOSTS.take();
+        assert_eq!(registry.ending_of(&request(0, 0xFFFF, "nqn.host")).len(), 1);
+        assert!(registry.ending_of(&request(0, 0xFFFF, "nqn.other")).is_empty());
 
         registry.leave(&admin.queue);
         assert_eq!(registry.controllers(), 0);

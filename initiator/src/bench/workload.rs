@@ -144,7 +144,9 @@ impl Workload {
         let units = span / u64::from(io);
         if units < u64::from(self.connections) {
             return Err(Error::Invalid(format!(
-                "{span} bytes are too few for {} connections",
+                "a span of {span} bytes has {units} places for reads or writes of {io} bytes, and \
+                 each connection ({} of them) needs one: make the span larger, the block size \
+                 smaller, or the connections fewer",
                 self.connections
             )));
         }

@@ -51,7 +51,7 @@ pub use shared::{Failure, IN_SYNC, Keeper, MemberErrors, NoKeeper, Settings, Sha
 pub use write::Call;
 
 use crate::buffer::{Buffer, Pool, SharedBuffer};
-use crate::drive::Drive;
+use crate::drive::{Drive, DriveError};
 use crate::geometry::{Extent, Geometry};
 use crate::mesh;
 use fan::fan_out;
@@ -73,6 +73,9 @@ const ZEROS_BYTES: usize = 64 << 10;
 /// A read that continues a stream may find this many more reads under way on its drive than on
 /// another before it moves there.
 const STREAM_BONUS: u32 = 4;
+
+/// What a read is told where every copy is on a member that may have lost writes: EIO.
+const LOST_WRITES_ERRNO: i32 = 5;
 
 /// One core's part of an array. See the file's head.
 pub struct Array<D> {
@@ -215,10 +218,17 @@ impl<D: Drive> Array<D> {
         extent: Extent,
         buffer: Buffer,
     ) -> (Result<(), ArrayError>, Buffer) {
+        if self.shared.has_suspects() {
+            return Box::pin(self.read_trusted_copy(offset_bytes, extent, buffer)).await;
+        }
         let copy = self.choose_copy(offset_bytes, &extent);
         let place = extent.place(copy);
         let member = &self.members[place.slot];
         let (result, buffer) = member.read(&self.shared, place.offset_bytes, buffer).await;
+        // A flush that failed meanwhile: what was read may lack what that member has lost.
+        if self.shared.has_suspects() {
+            return Box::pin(self.read_trusted_copy(offset_bytes, extent, buffer)).await;
+        }
         match result {
             Ok(()) => (Ok(()), buffer),
             // Rare, so boxed to keep every read's future small.
@@ -226,6 +236,32 @@ impl<D: Drive> Array<D> {
                 Box::pin(self.read_other_copies(offset_bytes, copy, failed, buffer)).await
             }
         }
+    }
+
+    /// Reads in an array that has failed: from the first copy whose member has neither failed a
+    /// write nor a flush. A member that has may show what was there before, and two copies of a
+    /// write that failed may differ, so that only one is ever read.
+    async fn read_trusted_copy(
+        &self,
+        offset_bytes: u64,
+        extent: Extent,
+        buffer: Buffer,
+    ) -> (Result<(), ArrayError>, Buffer) {
+        let end_bytes = offset_bytes + extent.len_bytes;
+        let known = if self.copies_agree(end_bytes) { extent.copies } else { 1 };
+        let trusted = (0..known)
+            .map(|copy| extent.place(copy))
+            .find(|place| !self.shared.is_suspect(place.slot));
+        let Some(place) = trusted else {
+            let slot = extent.place(0).slot;
+            let error = DriveError::Io { errno: LOST_WRITES_ERRNO };
+            return (Err(ArrayError::ReadFailed { slot, error }), buffer);
+        };
+        let member = &self.members[place.slot];
+        let (result, buffer) = member.read(&self.shared, place.offset_bytes, buffer).await;
+        let result = result
+            .map_err(|failed| ArrayError::ReadFailed { slot: failed.slot, error: failed.error });
+        (result, buffer)
     }
 
     /// Reads a range that is one extent from another copy than `tried`, which `failed`.

@@ -565,8 +565,6 @@ fn a_deallocation_that_was_begun_and_not_supported_leaves_copies_equal() {
 /// A drive that has lost writes shows what it had before. Another copy still has them, so no read may
 /// be answered with less.
 #[test]
-#[ignore = "known: a member whose flush has failed is read like the others, and after a restart its \
-            copy, if it is the first, counts"]
 fn after_a_failed_flush_no_read_is_stale() {
     let mirror = Mirror::new(2, IN_SYNC);
     mirror.write(0, 4096, 2).unwrap();

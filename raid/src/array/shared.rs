@@ -21,7 +21,7 @@
 //! something rare happens; requests in the normal state touch atomics of their own core only.
 
 use std::future::poll_fn;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 use std::time::Duration;
@@ -149,6 +149,8 @@ pub(super) struct MemberCounters {
     pub(super) writes: AtomicU64,
     pub(super) flushes: AtomicU64,
     pub(super) no_space: AtomicU64,
+    /// It did not write or flush, so that it may lack what other copies have.
+    suspect: AtomicBool,
 }
 
 /// What a core counts; written by that core only, on cache lines of its own.
@@ -171,6 +173,8 @@ pub struct Shared {
     resync_position: AtomicU64,
     cores: Box<[CoreCounters]>,
     members: Box<[MemberCounters]>,
+    /// Whether any member is suspect: asked by every read.
+    has_suspects: AtomicBool,
     flushes: Box<[SharedFlush]>,
     /// Reads that another copy answered after a read error.
     reads_from_other_copies: AtomicU64,
@@ -224,6 +228,7 @@ impl Shared {
             cores: (0..settings.cores).map(|_| CoreCounters::default()).collect(),
             members: (0..geometry.members()).map(|_| MemberCounters::default()).collect(),
             flushes: (0..geometry.members()).map(|_| SharedFlush::new()).collect(),
+            has_suspects: AtomicBool::new(false),
             reads_from_other_copies: AtomicU64::new(0),
             resync_min_rate: AtomicU64::new(32 << 20),
             resync_max_rate: AtomicU64::new(0),
@@ -347,9 +352,25 @@ impl Shared {
     /// The array has failed: from now on no write and no flush succeeds.
     pub(super) fn fail(&self, failure: Failure) {
         let mut rare = self.rare();
+        if let Failure::Write { slot, .. } | Failure::Flush { slot, .. } = failure
+            && let Some(counters) = self.members.get(slot)
+        {
+            counters.suspect.store(true, Ordering::SeqCst);
+            self.has_suspects.store(true, Ordering::SeqCst);
+        }
         self.state.store(WriteState::Failed as u8, Ordering::SeqCst);
         rare.failure.get_or_insert(failure);
         Self::wake_all(rare);
+    }
+
+    /// Whether any member failed a write or a flush, and may lack what it acknowledged.
+    pub(super) fn has_suspects(&self) -> bool {
+        self.has_suspects.load(Ordering::Acquire)
+    }
+
+    /// Whether the member in `slot` did.
+    pub(super) fn is_suspect(&self, slot: usize) -> bool {
+        self.members.get(slot).is_some_and(|member| member.suspect.load(Ordering::Acquire))
     }
 
     /// To be called by whoever else flushes a member (the writer of its superblock) and is told

@@ -218,8 +218,9 @@ impl Life {
             DriveError::Gone,
             DriveError::Unsupported,
         ][self.random.below(4) as usize];
-        let only = [None, Some(Kind::Read), Some(Kind::Write), Some(Kind::Flush)]
-            [self.random.below(4) as usize];
+        let kinds =
+            [None, Some(Kind::Read), Some(Kind::Read), Some(Kind::Write), Some(Kind::Flush)];
+        let only = kinds[self.random.below(5) as usize];
         // Reads fail once only: what a resync takes from another copy for want of the first may
         // differ from what was read before, which is known.
         let may_read = !matches!(error, DriveError::NoSpace | DriveError::Unsupported)

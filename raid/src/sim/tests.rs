@@ -35,7 +35,7 @@ fn seeds(usual: u64) -> (std::ops::Range<u64>, bool) {
 
 #[test]
 fn many_lives() {
-    let (seeds, is_usual) = seeds(if cfg!(debug_assertions) { 100 } else { 2500 });
+    let (seeds, is_usual) = seeds(if cfg!(debug_assertions) { 250 } else { 2500 });
     let mut all = Story::default();
     for seed in seeds {
         all.add(&with_seed(seed, "many lives", || Life::new(seed).live(4, seed % 2 == 1)));

@@ -14,7 +14,7 @@ use crate::server::present;
 #[derive(Debug, Args)]
 #[command(
     after_help = "Opens no drive and binds no port, so that it can run beside a daemon that uses \
-                  them.\n\nExample: raidfabric check /etc/raidfabric/fabric.yaml"
+                  them.\n\nExample: raidfabric check /etc/raidfabric/raidfabric.yaml"
 )]
 pub(super) struct Check {
     #[command(flatten)]
@@ -41,11 +41,11 @@ pub(super) fn load(file: &ConfigFile) -> Result<(Loaded, Vec<Drives>, Vec<usize>
 
 /// Loads a configuration with its drives, and prints its warnings.
 pub(super) fn load_drives(file: &ConfigFile) -> Result<(Loaded, Vec<Drives>), Failure> {
-    let loaded = config::load(&file.path).map_err(Failure::refused)?;
+    let loaded = config::load(&file.path).map_err(Failure::misconfigured)?;
     if !loaded.warnings.is_empty() {
         print::note(loaded.warnings.to_string().trim_end());
     }
-    let drives = loaded.drives().map_err(Failure::refused)?;
+    let drives = loaded.drives().map_err(Failure::misconfigured)?;
     served_levels_only(&loaded.config)?;
     Ok((loaded, drives))
 }

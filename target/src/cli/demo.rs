@@ -11,7 +11,7 @@ use super::serve::serve;
 use super::{Failure, check, print, start_logging};
 use crate::config::drives::Drives;
 use crate::config::{self, Config};
-use crate::server::Plan;
+use crate::server::{self, Plan};
 
 /// Size of each of the four files.
 const FILE_BYTES: u64 = 1 << 30;
@@ -36,8 +36,12 @@ pub(super) struct Demo {
 
 impl Demo {
     pub(super) fn run(self) -> Result<(), Failure> {
-        start_logging();
+        start_logging()?;
         let directory = self.directory.map_or_else(default_directory, Ok)?;
+        let directory = std::path::absolute(&directory)
+            .map_err(|error| Failure::Refused(format!("--directory {directory:?}: {error}")))?;
+        // Before anything is made, so that a refusal leaves nothing behind.
+        server::check_address(self.listen).map_err(Failure::refused)?;
         let files = make_files(&directory)?;
         print::line(format_args!("demo: four files of 1 GiB in {}", directory.display()))?;
         let config = configuration(&directory, self.listen)?;
@@ -51,18 +55,27 @@ fn default_directory() -> Result<PathBuf, Failure> {
         .map(PathBuf::from)
         .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local/share")));
     base.filter(|base| base.is_absolute()).map(|base| base.join("raidfabric-demo")).ok_or_else(
-        || Failure::Refused("neither XDG_DATA_HOME nor HOME is set; use --directory".into()),
+        || {
+            Failure::Refused(
+                "neither XDG_DATA_HOME nor HOME is an absolute path, so that there is no usual \
+                 place for the files; say where by --directory"
+                    .into(),
+            )
+        },
     )
 }
 
 /// Makes the files that are missing, sparse; leaves those that are there as they are.
 fn make_files(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
     let failed = |doing: &str, path: &Path, error: &io::Error| {
-        Failure::Failed(format!("cannot {doing} {}: {error}", path.display()))
+        Failure::Failed(format!(
+            "cannot {doing} {}: {error}; another place can be chosen by --directory",
+            path.display()
+        ))
     };
-    fs::create_dir_all(directory).map_err(|error| failed("make", directory, &error))?;
     let files: Vec<_> = (0..4).map(|n| directory.join(format!("drive{n}.img"))).collect();
     check_free_space(directory, &files)?;
+    fs::create_dir_all(directory).map_err(|error| failed("make", directory, &error))?;
     for path in &files {
         match OpenOptions::new().write(true).create_new(true).open(path) {
             Ok(file) => file.set_len(FILE_BYTES).map_err(|error| failed("size", path, &error))?,
@@ -82,7 +95,9 @@ fn check_free_space(directory: &Path, files: &[PathBuf]) -> Result<(), Failure> 
         .map(|meta| meta.blocks() * 512)
         .sum();
     let needed = (FILE_BYTES * files.len() as u64).saturating_sub(present) + SPARE_BYTES;
-    let space = rustix::fs::statvfs(directory).map_err(|error| {
+    // The directory itself may not be there yet.
+    let there = directory.ancestors().find(|path| path.exists()).unwrap_or(directory);
+    let space = rustix::fs::statvfs(there).map_err(|error| {
         Failure::Failed(format!(
             "cannot ask for the free space of {}: {error}",
             directory.display()

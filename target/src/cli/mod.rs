@@ -17,6 +17,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use crate::config::ConfigErrors;
+
 /// Serves the NVMe drives of this host as a RAID volume over NVMe/TCP.
 ///
 /// Write a YAML file that names the drives, the RAID level and who may connect; `raidfabric serve
@@ -70,6 +72,9 @@ pub enum Failure {
     Failed(String),
     /// Exit code 2: wrong usage or configuration; nothing was touched.
     Refused(String),
+    /// Exit code 2 as well: mistakes of the configuration file, each of which begins with its place,
+    /// so that editors find it.
+    Misconfigured(String),
     /// Exit code 0: whoever read the output has read enough.
     Unread,
 }
@@ -78,6 +83,14 @@ impl Failure {
     /// An error of something that was tried.
     pub fn failed(error: impl std::fmt::Display) -> Self {
         Self::Failed(error.to_string())
+    }
+
+    /// An error in the configuration file.
+    fn misconfigured(error: ConfigErrors) -> Self {
+        match error {
+            ConfigErrors::Unreadable { .. } => Self::refused(error),
+            ConfigErrors::Wrong(_) => Self::Misconfigured(error.to_string()),
+        }
     }
 
     /// An error in what was asked for.
@@ -109,15 +122,48 @@ pub fn main() -> ExitCode {
             print::note(format_args!("raidfabric: {text}"));
             ExitCode::from(2)
         }
+        Err(Failure::Misconfigured(text)) => {
+            print::note(text);
+            ExitCode::from(2)
+        }
     }
 }
 
+/// The filter of the log.
+///
+/// # Errors
+/// It is none, or one that would silence everything because of a slip (`debgu` is understood as
+/// the name of a part of the program, and nothing else is logged then).
+fn log_filter(text: &str) -> Result<tracing_subscriber::EnvFilter, Failure> {
+    let text = if text.trim().is_empty() { "info" } else { text };
+    let is_level = |word: &str| {
+        ["off", "error", "warn", "info", "debug", "trace"]
+            .iter()
+            .any(|level| level.eq_ignore_ascii_case(word))
+    };
+    let unknown = text.split(',').map(str::trim).find(|part| {
+        !(part.contains(['=', '[']) || part.starts_with("raidfabric") || is_level(part))
+    });
+    let refused = |what: String| {
+        Failure::Refused(format!(
+            "RAIDFABRIC_LOG={text}: {what}; give a level (error, warn, info, debug, trace), or \
+             PART=LEVEL pairs such as raidfabric=trace,raidfabric_raid=debug"
+        ))
+    };
+    if let Some(unknown) = unknown {
+        return Err(refused(format!("`{unknown}` is no level")));
+    }
+    tracing_subscriber::EnvFilter::try_new(text).map_err(|error| refused(error.to_string()))
+}
+
 /// Sends what the program notes to standard error, coloured only on a terminal.
-fn start_logging() {
+///
+/// # Errors
+/// `RAIDFABRIC_LOG` is no filter.
+fn start_logging() -> Result<(), Failure> {
     use std::io::IsTerminal;
-    use tracing_subscriber::EnvFilter;
-    let filter =
-        EnvFilter::try_from_env("RAIDFABRIC_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter = std::env::var_os("RAIDFABRIC_LOG").unwrap_or_default();
+    let filter = log_filter(&filter.to_string_lossy())?;
     let colours = std::io::stderr().is_terminal()
         && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     // A second start in one process (tests) keeps the first.
@@ -130,6 +176,7 @@ fn start_logging() {
         // its log.
         .log_internal_errors(false)
         .try_init();
+    Ok(())
 }
 
 /// A configuration file on the command line.

@@ -1,9 +1,10 @@
 //! `raidfabric serve`: the daemon.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use clap::Args;
+use raidfabric_raid::array::Shared;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{ConfigFile, Failure, check, print, start_logging};
@@ -13,9 +14,9 @@ use crate::server::{Plan, Server, present};
 #[derive(Debug, Args)]
 #[command(
     after_help = "An array is created only if every drive listed for it is blank; it is found \
-                  again wherever its drives appear.\nSIGTERM and Ctrl-C end the service: commands \
-                  under way are finished, and the arrays are marked clean. SIGUSR1 logs what is \
-                  in use.\n\nExample: raidfabric serve /etc/raidfabric/fabric.yaml"
+                  again wherever its drives appear.\nSIGTERM, Ctrl-C and the terminal's \
+                  end (SIGHUP) end the service: commands under way are finished, and the arrays \
+                  are marked clean. SIGUSR1 logs what is in use.\n\nExample: raidfabric serve /etc/raidfabric/raidfabric.yaml"
 )]
 pub(super) struct Serve {
     #[command(flatten)]
@@ -24,7 +25,7 @@ pub(super) struct Serve {
 
 impl Serve {
     pub(super) fn run(self) -> Result<(), Failure> {
-        start_logging();
+        start_logging()?;
         let (loaded, drives, cores) = check::load(&self.file)?;
         serve(&Plan { config: loaded.config, drives, cores })
     }
@@ -71,6 +72,9 @@ fn print_connect_lines(plan: &Plan, server: &Server) {
     let _ = print::line("serving; Ctrl-C ends it");
 }
 
+/// How often a lack of space is said again, in looks of a second each.
+const SPACE_NOTICE_SECONDS: u64 = 10;
+
 /// Why the service ends.
 #[derive(Clone, Copy, Debug)]
 enum Reason {
@@ -102,6 +106,8 @@ fn watch_until_stopped(plan: &Plan, server: &Server) -> std::io::Result<Reason> 
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
+    /// The terminal went away; `None` where whoever started us has it ignored (`nohup`).
+    hang_up: Option<Signal>,
     report: Signal,
 }
 
@@ -110,8 +116,25 @@ impl Signals {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
+            hang_up: if ignores_hang_up() { None } else { Some(signal(SignalKind::hangup())?) },
             report: signal(SignalKind::user_defined1())?,
         })
+    }
+}
+
+/// Whether SIGHUP is ignored: signal 1, the lowest bit of the kernel's mask.
+fn ignores_hang_up() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .is_some_and(|mask| mask & 1 == 1)
+}
+
+/// The signal, if it is waited for at all.
+async fn received(signal: Option<&mut Signal>) {
+    match signal {
+        Some(signal) => _ = signal.recv().await,
+        None => std::future::pending().await,
     }
 }
 
@@ -124,6 +147,7 @@ async fn watch(server: &Server, mut signals: Signals) -> Reason {
         tokio::select! {
             _ = signals.terminate.recv() => return Reason::Signal("SIGTERM"),
             _ = signals.interrupt.recv() => return Reason::Signal("interrupted"),
+            () = received(signals.hang_up.as_mut()) => return Reason::Signal("SIGHUP"),
             _ = signals.report.recv() => tracing::info!("{}", server.in_use()),
             _ = half_minute.tick() => server.report_health(),
             _ = second.tick() => {
@@ -141,11 +165,32 @@ async fn watch(server: &Server, mut signals: Signals) -> Reason {
 struct Watcher {
     failed: HashSet<String>,
     resyncing: HashSet<String>,
+    /// Writes that found no space below a member, by array, when it was last said.
+    no_space: HashMap<String, u64>,
+    looks: u64,
 }
 
 impl Watcher {
+    /// Says that members have no space, once in a while, as long as writes meet it.
+    fn look_for_space(&mut self, name: &str, array: &Shared) {
+        let counts = (0..array.geometry().members()).map(|slot| array.member_errors(slot).no_space);
+        let count: u64 = counts.sum();
+        let said = self.no_space.entry(name.to_owned()).or_default();
+        if count > *said && self.looks % SPACE_NOTICE_SECONDS == 1 {
+            tracing::error!(
+                array = name,
+                "{} writes failed for lack of space below a member: make room on its file system \
+                 or thin volume; hosts are told Capacity Exceeded until then",
+                count - *said
+            );
+            *said = count;
+        }
+    }
+
     fn look(&mut self, server: &Server) {
+        self.looks += 1;
         for (name, array) in server.arrays() {
+            self.look_for_space(name, array);
             if let Some(failure) = array.failure()
                 && self.failed.insert(name.to_owned())
             {

@@ -96,6 +96,9 @@ pub fn load(path: &Path) -> Result<Loaded, ConfigErrors> {
 ///
 /// As [`load`].
 pub fn parse(path: &Path, text: &str) -> Result<Loaded, ConfigErrors> {
+    // Some editors begin a file with this mark of UTF-8, which one of the two readers takes for
+    // a part of the first key.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let wrong = |list| ConfigErrors::Wrong(Problems::new(path, text, list));
     let Some(tree) = source::parse(text) else {
         // Not YAML. As a mere value it is read to the point where it stops being
@@ -103,13 +106,13 @@ pub fn parse(path: &Path, text: &str) -> Result<Loaded, ConfigErrors> {
         let result = serde_yaml::from_str::<serde_yaml::Value>(text).map(|_| ());
         let result = result.and_then(|()| serde_yaml::from_str::<raw::File>(text).map(|_| ()));
         return Err(wrong(vec![
-            result.err().map_or_else(no_places, |error| syntax_problem(&error)),
+            result.err().map_or_else(no_places, |error| syntax_problem(text, &error)),
         ]));
     };
     let file: raw::File = serde_yaml::from_str(text).map_err(|error| {
         let mut problems = structure::check(&raw::schema(), &tree);
         if problems.is_empty() {
-            problems.push(syntax_problem(&error));
+            problems.push(syntax_problem(text, &error));
         }
         wrong(problems)
     })?;
@@ -129,19 +132,25 @@ pub fn schema_json() -> String {
 }
 
 /// `serde_yaml`'s own words, without the position that is given beside them.
-fn syntax_problem(error: &serde_yaml::Error) -> Problem {
+fn syntax_problem(text: &str, error: &serde_yaml::Error) -> Problem {
     let position = error.location().map_or(Position::default(), |location| Position {
         line: location.line() as u64,
         column: location.column() as u64,
     });
-    let text = error.to_string();
-    let message = match text.rsplit_once(" at line ") {
+    let words = error.to_string();
+    let message = match words.rsplit_once(" at line ") {
         Some((message, _)) => message,
-        None => text.as_str(),
+        None => words.as_str(),
     };
-    Problem::new(position, message).help(
-        "this is where YAML itself could not be read; look for indentation, colons and quotes just before it",
-    )
+    let at = error.location().and_then(|location| text.get(location.index()..));
+    let help = if message.contains("more than one document") {
+        "a file holds one configuration: remove the line `---` and what is before or behind it"
+    } else if at.is_some_and(|rest| rest.starts_with('\t')) {
+        "here is a tab, which YAML does not take for indentation; use spaces"
+    } else {
+        "this is where YAML itself could not be read; look for indentation, colons and quotes just before it"
+    };
+    Problem::new(position, message).help(help)
 }
 
 /// The two readers disagree: one takes the text for YAML, the other does not.

@@ -13,6 +13,10 @@ use super::source::{Node, Position, Value};
 
 /// Everything in the file that does not fit the schema.
 pub(super) fn check(schema: &Json, file: &Node) -> Vec<Problem> {
+    if file.value == Value::Null {
+        let problem = Problem::new(file.position, "the file is empty");
+        return vec![problem.help("`raidfabric schema` and the examples show what it holds")];
+    }
     let mut checker = Checker { schema, problems: Vec::new() };
     checker.node(schema, file, "the file");
     checker.problems
@@ -52,7 +56,11 @@ impl<'s> Checker<'s> {
 
     fn node(&mut self, schema: &'s Json, node: &Node, name: &str) {
         let alternatives = self.alternatives(schema);
-        let fitting = alternatives.iter().copied().find(|one| fits(one, &node.value));
+        // Where a number is one of several choices, what is no such number is not taken for text
+        // either: `serde_yaml` does not convert while it tries the choices.
+        let choice = alternatives.len() > 1
+            && alternatives.iter().any(|one| types(one).contains(&"integer"));
+        let fitting = alternatives.iter().copied().find(|one| fits(one, &node.value, !choice));
         match (fitting, &node.value) {
             (Some(one), Value::Mapping(entries)) => self.mapping(one, entries, node.position),
             (Some(one), Value::List(nodes)) => {
@@ -190,13 +198,15 @@ fn constants(schema: &Json) -> Vec<&str> {
 }
 
 /// Whether a value is of the kind that a schema without alternatives allows; what
-/// is inside a list or a mapping is looked at later.
-fn fits(schema: &Json, value: &Value) -> bool {
+/// is inside a list or a mapping is looked at later. Whoever `converts` takes any scalar for text.
+fn fits(schema: &Json, value: &Value, converts: bool) -> bool {
     let allows = |kind: &str| types(schema).contains(&kind);
     // `serde_yaml` takes any scalar for text, as YAML's authors write `name: 17`.
     let as_text = || {
         let words = constants(schema);
-        allows("string") && (words.is_empty() || words.contains(&scalar_text(value).as_str()))
+        converts
+            && allows("string")
+            && (words.is_empty() || words.contains(&scalar_text(value).as_str()))
     };
     match value {
         Value::Null => allows("null"),
@@ -205,7 +215,10 @@ fn fits(schema: &Json, value: &Value) -> bool {
             (allows("integer") && u64::try_from(*number).is_ok()) || as_text()
         }
         Value::Float(_) => allows("number") || as_text(),
-        Value::Text(_) => as_text(),
+        Value::Text(text) => {
+            let words = constants(schema);
+            allows("string") && (words.is_empty() || words.contains(&text.as_str()))
+        }
         Value::List(_) => allows("array"),
         Value::Mapping(_) => allows("object"),
     }

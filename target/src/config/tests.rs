@@ -200,7 +200,7 @@ fn a_repeated_key_is_refused() {
 #[test]
 fn what_is_no_yaml_is_refused_where_it_stops_being_yaml() {
     refused("arrays:\n  - name: [a\nlisten: x\n", &["f.yaml:3:", "YAML itself"]);
-    refused("arrays:\n\t- x: 1\n", &["f.yaml:2:", "YAML itself"]);
+    refused("arrays:\n\t- x: 1\n", &["f.yaml:2:", "use spaces"]);
     let message = errors("");
     assert!(message.contains("f.yaml"), "{message}");
     refused("- 1\n- 2\n", &["the file must not be a list"]);
@@ -541,5 +541,39 @@ mod random {
             let text = if doubled { [before, part, part, after].concat() } else { [before, after].concat() };
             let _ = read(&text).map(|loaded| loaded.warnings.to_string());
         }
+    }
+}
+
+/// `chunk: -4` was answered with serde's "data did not match any variant of untagged enum Size",
+/// and with the advice to look for YAML's own mistakes.
+#[test]
+fn a_value_that_is_no_size_is_told_by_its_key() {
+    for wrong in ["-4", "1e5", "true", "1.5"] {
+        let text = SMALL.replace("level: raid0,", &format!("level: raid0, chunk: {wrong},"));
+        let errors = errors(&text);
+        assert!(errors.contains("f.yaml:3:"), "{errors}");
+        assert!(errors.contains("`chunk` cannot be `"), "{errors}");
+        assert!(errors.contains("a size such as 64KiB"), "{errors}");
+        assert!(!errors.contains("untagged") && !errors.contains("YAML itself"), "{errors}");
+    }
+    // Text that only looks like a number is text as ever.
+    assert!(read(&SMALL.replace("level: raid0,", "level: raid0, chunk: \"65536\",")).is_ok());
+}
+
+/// An editor's mark at the beginning made the file "miss" its first key.
+#[test]
+fn a_byte_order_mark_is_no_part_of_the_file() {
+    assert!(read(&format!("\u{feff}{}", SMALL.trim_start())).is_ok());
+}
+
+#[test]
+fn common_slips_of_yaml_have_their_own_cure() {
+    let tab = errors(&SMALL.replace("  - { name", "\t- { name"));
+    assert!(tab.contains("use spaces"), "{tab}");
+    let two = errors(&format!("{SMALL}---{SMALL}"));
+    assert!(two.contains("holds one configuration"), "{two}");
+    for empty in ["", "\n", "# nothing\n"] {
+        let errors = errors(empty);
+        assert!(errors.contains("the file is empty"), "{errors}");
     }
 }

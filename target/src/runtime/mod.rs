@@ -92,12 +92,15 @@ fn io_uring_cure(errno: Option<i32>) -> &'static str {
     }
 }
 
-/// Whether this process may use io_uring at all: sets a small ring up and drops it.
+/// Whether this process may use io_uring as `cores` data cores will: sets rings of their size up,
+/// all at once, and drops them.
 ///
 /// # Errors
 /// [`RuntimeError::Ring`], with the cure in its text.
-pub fn preflight(coop_taskrun: bool) -> Result<(), RuntimeError> {
-    builder(8, coop_taskrun).build(8).map(drop).map_err(|source| RuntimeError::Ring { source })
+pub fn preflight(cores: usize, ring_entries: u32, coop_taskrun: bool) -> Result<(), RuntimeError> {
+    let ring = |_| builder(ring_entries, coop_taskrun).build(ring_entries);
+    let rings: io::Result<Vec<io_uring::IoUring>> = (0..cores).map(ring).collect();
+    rings.map(drop).map_err(|source| RuntimeError::Ring { source })
 }
 
 fn builder(ring_entries: u32, coop_taskrun: bool) -> io_uring::Builder {

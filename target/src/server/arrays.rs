@@ -273,8 +273,14 @@ impl Survey {
         let known = array.uuid.or(record.as_ref().map(|record| record.uuid));
         let media = open(&with_moved_members(paths, known))?;
         let examined = examine_all(name, &media)?;
+        // Which array is meant, if drives of several are listed: the configured one, or the one that
+        // is remembered, and not whatever the first drive of the list has.
+        let carries = |uuid: &Uuid| {
+            let mut members = examined.iter().filter_map(Examined::superblock);
+            members.any(|superblock| superblock.array_uuid() == *uuid)
+        };
         let expected = Expected {
-            uuid: array.uuid,
+            uuid: array.uuid.or(known.filter(carries)),
             level: Some(metadata_level(array.level)),
             chunk_bytes: (array.chunk_bytes > 0).then_some(array.chunk_bytes),
             last_known: record
@@ -366,6 +372,21 @@ impl Prospect {
     /// The array's name.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The size that the array has, or will have once it is created.
+    ///
+    /// # Errors
+    /// [`ArrayStartError`]: its shape is not possible.
+    pub fn capacity_bytes(&self) -> Result<u64, ArrayStartError> {
+        let on_disk = match &self.kind {
+            Kind::Memory(geometry, _) => return Ok(geometry.capacity_bytes()),
+            Kind::Drives(survey) => match &survey.decision {
+                Decision::Create(plan) => plan.geometry,
+                Decision::Assemble(plan) => plan.info.geometry,
+            },
+        };
+        Ok(engine_geometry(&self.name, &on_disk)?.capacity_bytes())
     }
 
     /// The blocks of each drive, with its name.

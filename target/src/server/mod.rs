@@ -67,12 +67,18 @@ pub enum StartError {
     /// A listening socket.
     #[error(transparent)]
     Listen(#[from] listen::BindError),
-    /// An array.
+    /// An array, by a look at its drives.
     #[error(transparent)]
     Array(#[from] ArrayStartError),
+    /// An array that was being created or assembled: drives may have been written to.
+    #[error(transparent)]
+    Opening(ArrayStartError),
     /// A subsystem.
     #[error(transparent)]
     Subsystem(#[from] subsystems::SubsystemStartError),
+    /// A subsystem, after the arrays were opened.
+    #[error(transparent)]
+    Exporting(subsystems::SubsystemStartError),
     /// The state directory.
     #[error(transparent)]
     State(#[from] state::StateError),
@@ -145,7 +151,7 @@ impl Server {
     /// [`StartError`]. Up to the arrays nothing has been touched.
     pub fn start(plan: &Plan) -> Result<Self, StartError> {
         let config = &plan.config;
-        runtime::preflight(config.ring.coop_taskrun)?;
+        runtime::preflight(plan.cores.len(), config.ring.entries, config.ring.coop_taskrun)?;
         let listeners = bind(config)?;
         let addresses = listeners
             .iter()
@@ -156,7 +162,8 @@ impl Server {
         for array in &opened {
             announce(array);
         }
-        let everything = subsystems::build(config, &opened, &listeners)?;
+        let everything =
+            subsystems::build(config, &opened, &listeners).map_err(StartError::Exporting)?;
         let mut control_sides = Vec::new();
         let mut served = Vec::new();
         for (service, open) in opened.into_iter().enumerate() {
@@ -286,6 +293,14 @@ fn mark_clean(array: &ServedArray, cores_ended: bool) -> Result<(), String> {
         .map_err(|error| error.to_string())
 }
 
+/// Whether an address could be served on now.
+///
+/// # Errors
+/// [`listen::BindError`], which says what to do.
+pub fn check_address(address: SocketAddr) -> Result<(), listen::BindError> {
+    listen::bind(address, true).map(drop)
+}
+
 fn bind(config: &Config) -> Result<Vec<Listener>, StartError> {
     let volumes = config.listen.iter().map(|&address| (address, true));
     let discovery = config.discovery.iter().map(|&address| (address, false));
@@ -319,8 +334,11 @@ fn open_arrays(config: &Config, drives: &[Drives]) -> Result<Vec<OpenArray>, Sta
         .map(|(array, drives)| Prospect::look(array, drives, homehost.clone(), state.as_ref()))
         .collect::<Result<Vec<_>, _>>()?;
     check_block_sizes(config, &prospects)?;
+    let capacities =
+        prospects.iter().map(Prospect::capacity_bytes).collect::<Result<Vec<_>, _>>()?;
+    subsystems::check_sizes(config, &capacities)?;
     let take = |prospect: Prospect| prospect.take(state.as_ref());
-    Ok(prospects.into_iter().map(take).collect::<Result<_, _>>()?)
+    prospects.into_iter().map(take).collect::<Result<_, _>>().map_err(StartError::Opening)
 }
 
 /// A namespace's blocks must be whole blocks of every drive below.
@@ -566,6 +584,9 @@ impl Control {
 impl StartError {
     /// Whether nothing had been touched when it was found.
     pub fn is_refusal(&self) -> bool {
-        !matches!(self, Self::Core(_) | Self::Resources { .. })
+        !matches!(
+            self,
+            Self::Opening(_) | Self::Exporting(_) | Self::Core(_) | Self::Resources { .. }
+        )
     }
 }

@@ -102,12 +102,31 @@ pub fn build(
     Ok(Everything { served: Served { subsystems, discovery }, volumes })
 }
 
-fn build_namespace(
+/// Whether every namespace fits on its array, of which only the sizes are known: told before any
+/// array is created.
+///
+/// # Errors
+/// [`SubsystemStartError::DoesNotFit`].
+pub fn check_sizes(config: &Config, capacities_bytes: &[u64]) -> Result<(), SubsystemStartError> {
+    for subsystem in &config.subsystems {
+        for namespace in &subsystem.namespaces {
+            let array =
+                config.arrays.get(namespace.array).zip(capacities_bytes.get(namespace.array));
+            if let Some((array, &capacity_bytes)) = array {
+                namespace_bytes(&subsystem.nqn, namespace, &array.name, capacity_bytes)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A namespace's size on an array of this capacity.
+fn namespace_bytes(
     nqn: &str,
     config: &NamespaceConfig,
-    array: &OpenArray,
-) -> Result<Namespace, SubsystemStartError> {
-    let capacity_bytes = array.geometry.capacity_bytes();
+    array: &str,
+    capacity_bytes: u64,
+) -> Result<u64, SubsystemStartError> {
     let rest_bytes = capacity_bytes.saturating_sub(config.offset_bytes);
     let size_bytes = config.size_bytes.unwrap_or(rest_bytes);
     let block_bytes = u64::from(config.block_size_bytes);
@@ -116,10 +135,20 @@ fn build_namespace(
             nqn: nqn.to_owned(),
             nsid: config.nsid,
             end_bytes: config.offset_bytes.saturating_add(size_bytes.max(block_bytes)),
-            array: array.name.clone(),
+            array: array.to_owned(),
             array_bytes: capacity_bytes,
         });
     }
+    Ok(size_bytes)
+}
+
+fn build_namespace(
+    nqn: &str,
+    config: &NamespaceConfig,
+    array: &OpenArray,
+) -> Result<Namespace, SubsystemStartError> {
+    let size_bytes = namespace_bytes(nqn, config, &array.name, array.geometry.capacity_bytes())?;
+    let block_bytes = u64::from(config.block_size_bytes);
     let uuid = namespace_uuid(array.uuid, config.offset_bytes);
     let chunk_bytes = array.geometry.chunk_bytes().and_then(|bytes| u32::try_from(bytes).ok());
     Ok(Namespace {

@@ -262,11 +262,15 @@ async fn shut_down(connection: &Rc<Connection>, association: &Arc<Association>, 
 pub(super) async fn disconnect(command: Command) {
     let connection = Rc::clone(command.connection());
     let deadline = Instant::now() + SHUTDOWN_PATIENCE;
-    let others = || connection.counts().commands > 1 && !connection.is_closed();
+    // Also when the host has closed the connection meanwhile: its commands are at the drives all
+    // the same, and whoever waits for the queue's end waits for them.
+    let others = || connection.counts().commands > 1;
     while others() && Instant::now() < deadline {
         tokio::time::sleep(SHUTDOWN_POLL).await;
     }
-    leave(&connection);
+    if !others() {
+        leave(&connection);
+    }
     command.complete(Status::SUCCESS);
     connection.close_when_sent();
 }

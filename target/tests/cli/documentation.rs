@@ -107,3 +107,19 @@ fn wrong_usage_is_told_and_has_code_2() {
         assert!(run.fails(2).contains(lesson), "{arguments:?}: {run:?}");
     }
 }
+
+/// `cargo run --release -- demo`, the first command of the README, did not know which of the
+/// workspace's programs was meant.
+#[test]
+fn cargo_knows_which_program_to_run() {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
+    let output = std::process::Command::new(env!("CARGO"))
+        .args(["metadata", "--no-deps", "--offline", "--format-version", "1", "--manifest-path"])
+        .arg(manifest)
+        .output()
+        .unwrap();
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let packages = metadata["packages"].as_array().unwrap();
+    let named: Vec<_> = packages.iter().filter_map(|one| one["default_run"].as_str()).collect();
+    assert_eq!(named, ["raidfabric"]);
+}

@@ -6,4 +6,5 @@ mod array;
 mod bench;
 mod documentation;
 mod program;
+mod service;
 mod streams;

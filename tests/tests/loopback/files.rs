@@ -19,7 +19,7 @@ use raidfabric_protocol::nvme::sgl::Sgl;
 use raidfabric_protocol::nvme::sqe::Sqe;
 use raidfabric_tests::data::{Random, difference, pattern};
 use raidfabric_tests::host::{
-    NONE, RawHost, completion, inline_sqe, options, read_sqe, soon, volume,
+    Login, NONE, RawHost, completion, inline_sqe, options, read_sqe, soon, volume,
 };
 use raidfabric_tests::setup::{NQN, Setup, Target};
 use tempfile::TempDir;
@@ -291,6 +291,33 @@ async fn data_in_the_middle_of_a_file_is_not_overwritten() {
     refused(&Setup::files("raid1", place, &names), place, &[names[1]], "data in the middle");
 }
 
+/// Somebody truncates a member's file under the running array. What was cut off may be an error, or
+/// come from another copy, but not read as zeros because a later write has made the file grow again.
+#[tokio::test]
+#[ignore = "known: a member's file that was cut off grows with the next write, with zeros before it"]
+async fn a_file_that_was_cut_off_does_not_read_as_zeros() {
+    let (directory, names) = blank(2);
+    let place = directory.path();
+    let target = Setup::files("raid1", place, &names).start();
+    let (controller, volume) = volume(target.address, 8).await;
+    for lba in 0..64 {
+        volume.write(lba, pattern(lba, BLOCK)).await.unwrap();
+    }
+    volume.flush().await.unwrap();
+    for name in &names {
+        let file = fs::File::options().write(true).open(place.join(name)).unwrap();
+        // One after the other: each of them must not be believed.
+        file.set_len(data_offset(&place.join(name))).unwrap();
+        let _ = volume.write(1000, pattern(1, BLOCK)).await;
+        for lba in 0..64 {
+            let read = volume.read(lba, 1).await;
+            assert!(read.is_err() || read.unwrap() == pattern(lba, BLOCK), "block {lba} is gone");
+        }
+    }
+    drop((controller, volume));
+    drop(target);
+}
+
 /// Once created, an array whose drives come up blank is not created a second time.
 #[tokio::test]
 async fn an_array_is_created_once() {
@@ -556,8 +583,10 @@ async fn late_commands_do_not_overtake_a_host_that_comes_back() {
     let target = Setup::files("raid0", directory.path(), &names).start();
     let range = DsmRange { cattr: 0.into(), nlb: 1.into(), slba: 0.into() };
     let list = vec![range; DSM_RANGES_MAX];
+    let login = Login::default();
+    let connect = || RawHost::connect_with(target.address, NONE, Default::default(), login.clone());
     for round in 0..6u64 {
-        let host = RawHost::connect(target.address, NONE).await;
+        let host = connect().await;
         let mut queue = host.io(1, 64).await;
         for cid in 0..32 {
             let command = IoCommand::DatasetManagement {
@@ -575,7 +604,7 @@ async fn late_commands_do_not_overtake_a_host_that_comes_back() {
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
         drop((queue, host));
-        let host = RawHost::connect(target.address, NONE).await;
+        let host = connect().await;
         let mut queue = host.io(1, 64).await;
         queue.send_command(&inline_sqe(1, 0, 1), &pattern(round, BLOCK)).await.unwrap();
         assert!(completion(&mut queue).await.unwrap().status().is_success());

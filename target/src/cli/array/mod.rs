@@ -68,7 +68,7 @@ enum Work<'a> {
 
 impl Create {
     fn run(self) -> Result<(), Failure> {
-        start_logging();
+        start_logging()?;
         let (loaded, all_drives) = check::load_drives(&self.file)?;
         let config = &loaded.config;
         let selected: Vec<(&Array, &Drives)> = self.select(config, &all_drives)?;

@@ -101,7 +101,10 @@ fn level(at: &At, array: &raw::Array, findings: &mut Findings<'_>) -> Level {
         findings.error(
             at,
             format!("{level} is not served by this version"),
-            format!("it serves {}; raid10 survives the loss of a drive, too", served.join(", ")),
+            format!(
+                "it serves {}; raid1 and raid10 keep two copies of everything, too",
+                served.join(", ")
+            ),
         );
     }
     level

@@ -179,7 +179,7 @@ fn impossible_workloads_are_refused_with_the_reason() {
         (Workload { workers: 2, ..short(address) }, "needs a connection"),
         (Workload { connections: 9, ..short(address) }, "grants 8"),
         (Workload { queue_depth: 128, ..short(address) }, "hold 127 commands"),
-        (Workload { span_bytes: Some(4095), ..short(address) }, "too few"),
+        (Workload { span_bytes: Some(4095), ..short(address) }, "has 0 places"),
         (Workload { cpus: vec![1023], ..short(address) }, "core 1023"),
         (Workload { nsid: 2, ..short(address) }, "not active"),
     ] {

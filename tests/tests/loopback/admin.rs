@@ -516,6 +516,8 @@ async fn keep_alive() {
     let mut ends = Vec::new();
     for subnqn in [NQN, DISCOVERY_NQN] {
         for kato_ms in [0u32, 250, 600] {
+            // Before the timer can have begun, so that a slow machine is no fault of it.
+            let start = Instant::now();
             let mut host = RawHost::connect_with(
                 target.address,
                 NONE,
@@ -524,8 +526,7 @@ async fn keep_alive() {
             )
             .await;
             ends.push(async move {
-                let start = Instant::now();
-                let limit = Duration::from_millis(1200);
+                let limit = Duration::from_millis(3000);
                 let end = tokio::time::timeout(limit, host.admin.receive_end()).await;
                 match kato_ms {
                     0 => assert!(end.is_err(), "{subnqn}: closed without a timer"),
@@ -539,7 +540,7 @@ async fn keep_alive() {
             });
         }
     }
-    let lively = Options { keep_alive: Duration::from_millis(300), ..options() };
+    let lively = Options { keep_alive: Duration::from_millis(1500), ..options() };
     let controller = Controller::connect(target.address, NQN, &lively).await.unwrap();
     let volume = controller.volume(1, 4).await.unwrap();
     let all = ends.into_iter().map(tokio::spawn).collect::<Vec<_>>();

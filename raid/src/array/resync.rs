@@ -10,7 +10,9 @@
 //! * Before a position is given to the [`Keeper`](super::Keeper) all members are flushed; the
 //!   position is the one from before the flush.
 //! * A block that the first copy cannot read is taken from another copy, and written to all.
-//!   Reads gave an error for it until then, so nobody has seen another value.
+//!   Known: who read it from the first copy, before that became unreadable, may then see another
+//!   value. Likewise a block that no copy can read is passed over and counts as equal. Both have a
+//!   test that is ignored until reads of what is not in sync make it so before they answer.
 //! * While the host is busy, one shard at a time is copied and then the resync rests for as long
 //!   as three times that took, but never so long that it falls below its guaranteed rate.
 //! * Lack of space below a member, or of memory, makes it wait and try again.

@@ -26,7 +26,7 @@ use uuid::Uuid;
 
 use super::state::{StateDirectory, StateError};
 use super::temperature;
-use crate::config::drives::Drives;
+use crate::config::drives::{Drives, Listed};
 use crate::config::{Array, Level};
 use crate::core::MemberPlan;
 use crate::runtime::DriveFacts;
@@ -154,6 +154,17 @@ pub enum ArrayStartError {
         /// Its block.
         block_bytes: u32,
     },
+    /// It is to be created, and not all of its drives are there.
+    #[error(
+        "array {array}: {absent}; it does not exist yet, so it is created only once all of its \
+         drives are there. `ls -l /dev/disk/by-id` shows which are"
+    )]
+    Absent {
+        /// The array.
+        array: String,
+        /// What is not there.
+        absent: String,
+    },
     /// The state directory.
     #[error(transparent)]
     State(#[from] StateError),
@@ -226,6 +237,15 @@ fn look_at_drives(array: &str, paths: &[PathBuf]) -> Result<Vec<OpenDevice>, Arr
     paths.iter().map(|path| open(path, Intent::Examine).map_err(device)).collect()
 }
 
+/// That every member that the file names is there.
+pub(super) fn all_present(array: &str, listed: &Listed) -> Result<(), ArrayStartError> {
+    if listed.absent.is_empty() {
+        return Ok(());
+    }
+    let absent: Vec<_> = listed.absent.iter().map(ToString::to_string).collect();
+    Err(ArrayStartError::Absent { array: array.to_owned(), absent: absent.join("; ") })
+}
+
 /// Reads what drives hold.
 ///
 /// # Errors
@@ -263,7 +283,7 @@ impl Survey {
     /// `open` opens the drives.
     fn new(
         array: &Array,
-        paths: &[PathBuf],
+        listed: &Listed,
         homehost: Option<String>,
         state: Option<&StateDirectory>,
         open: impl FnOnce(&[PathBuf]) -> Result<Vec<OpenDevice>, ArrayStartError>,
@@ -271,7 +291,7 @@ impl Survey {
         let name = &array.name;
         let record = state.map(|state| state.record(name)).transpose()?.flatten();
         let known = array.uuid.or(record.as_ref().map(|record| record.uuid));
-        let media = open(&with_moved_members(paths, known))?;
+        let media = open(&with_moved_members(&listed.present, known))?;
         let examined = examine_all(name, &media)?;
         // Which array is meant, if drives of several are listed: the configured one, or the one that
         // is remembered, and not whatever the first drive of the list has.
@@ -292,6 +312,9 @@ impl Survey {
             assemble::decide(&examined, &expected, &new_array(array, homehost)).map_err(
                 |source| ArrayStartError::Drives { array: name.clone(), source: Box::new(source) },
             )?;
+        if matches!(decision, Decision::Create(_)) {
+            all_present(name, listed)?;
+        }
         let Some((record, state)) = record.zip(state) else {
             return Ok(Self { media, examined, decision });
         };
@@ -335,9 +358,9 @@ impl Outlook {
         drives: &Drives,
         state: Option<&StateDirectory>,
     ) -> Result<Self, ArrayStartError> {
-        let Drives::Paths(paths) = drives else { return Ok(Self::Memory) };
+        let Drives::Paths(listed) = drives else { return Ok(Self::Memory) };
         let open = |paths: &[PathBuf]| look_at_drives(&array.name, paths);
-        Ok(match Survey::new(array, paths, None, state, open)?.decision {
+        Ok(match Survey::new(array, listed, None, state, open)?.decision {
             Decision::Assemble(plan) => Self::Exists(Box::new(plan.info)),
             Decision::Create(_) => Self::Blank,
         })
@@ -356,16 +379,16 @@ impl Prospect {
         state: Option<&StateDirectory>,
     ) -> Result<Self, ArrayStartError> {
         let name = array.name.clone();
-        let paths = match drives {
+        let listed = match drives {
             Drives::Memory(sizes) => {
                 let geometry = memory_geometry(array, sizes)?;
                 let drives = sizes.iter().map(|&size| MemoryDrive::new(size)).collect();
                 return Ok(Self { name, kind: Kind::Memory(geometry, drives) });
             }
-            Drives::Paths(paths) => paths,
+            Drives::Paths(listed) => listed,
         };
         let open = |paths: &[PathBuf]| own_drives(&name, paths, PREDECESSOR_PATIENCE);
-        let survey = Survey::new(array, paths, homehost, state, open)?;
+        let survey = Survey::new(array, listed, homehost, state, open)?;
         Ok(Self { name, kind: Kind::Drives(survey) })
     }
 

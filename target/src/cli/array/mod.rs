@@ -11,7 +11,7 @@ use clap::{Args, Subcommand};
 use raidfabric_raid::assemble::ArrayInfo;
 
 use super::{ConfigFile, Failure, check, print, start_logging};
-use crate::config::drives::Drives;
+use crate::config::drives::{Absence, Drives};
 use crate::config::{Array, Config, Level, format_bytes};
 use crate::server::{
     self, OpenArray, Outlook, Overwrite, Prospect, StateDirectory, homehost, present,
@@ -69,7 +69,7 @@ enum Work<'a> {
 impl Create {
     fn run(self) -> Result<(), Failure> {
         start_logging()?;
-        let (loaded, all_drives) = check::load_drives(&self.file)?;
+        let (loaded, all_drives) = check::load_drives(&self.file, Absence::Allowed)?;
         let config = &loaded.config;
         let selected: Vec<(&Array, &Drives)> = self.select(config, &all_drives)?;
         let victims = drives::victims(&selected, &self.overwrite)?;
@@ -124,8 +124,8 @@ fn look<'a>(
     victims: Vec<usize>,
     state: Option<&StateDirectory>,
 ) -> Result<Work<'a>, Failure> {
-    if let (Drives::Paths(paths), false) = (drives, victims.is_empty()) {
-        return Overwrite::look(array, paths, victims, homehost(), state)
+    if let (Drives::Paths(listed), false) = (drives, victims.is_empty()) {
+        return Overwrite::look(array, listed, victims, homehost(), state)
             .map(|overwrite| Work::Overwrite(array, overwrite))
             .map_err(Failure::refused);
     }

@@ -23,7 +23,7 @@ mod handle;
 mod plan;
 
 pub use create::{CreatePlan, NewArray, create, plan_create};
-pub use describe::{Description, Found, describe, find_members, wipe};
+pub use describe::{Description, Found, describe, find_members, local_drives, wipe};
 pub use error::{AssembleError, CreateError, UpdateError};
 pub use examine::{Examined, examine, examine_medium};
 pub use handle::{ArrayHandle, Member};

@@ -7,10 +7,12 @@
 //! The control thread accepts connections and writes superblocks; it never touches data.
 
 pub mod arrays;
+pub mod control;
 mod keeper;
 mod listen;
 pub mod overwrite;
 pub mod present;
+pub mod report;
 mod state;
 mod subsystems;
 mod temperature;

@@ -8,6 +8,7 @@
 
 pub mod arrays;
 pub mod control;
+pub mod inspect;
 mod keeper;
 mod listen;
 pub mod overwrite;

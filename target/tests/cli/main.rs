@@ -5,6 +5,7 @@
 mod array;
 mod bench;
 mod documentation;
+mod drive;
 mod program;
 mod service;
 mod streams;

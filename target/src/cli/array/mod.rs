@@ -4,12 +4,12 @@
 //! 2. What the drives named by `--overwrite` hold is shown, and has to be confirmed.
 //! 3. Only then the first byte is written.
 
-mod confirm;
 mod drives;
 
 use clap::{Args, Subcommand};
 use raidfabric_raid::assemble::ArrayInfo;
 
+use super::confirm::{Doom, confirm};
 use super::{ConfigFile, Failure, check, print, start_logging};
 use crate::config::drives::{Absence, Drives};
 use crate::config::{Array, Config, Level, format_bytes};
@@ -110,11 +110,16 @@ impl Create {
         let doomed: Vec<_> = works
             .iter()
             .filter_map(|work| match work {
-                Work::Overwrite(_, overwrite) => Some((overwrite.name(), overwrite.victims())),
+                Work::Overwrite(_, overwrite) => Some(Doom {
+                    purpose: format!("To create array {}", overwrite.name()),
+                    drives: overwrite.victims(),
+                    yes: self.yes,
+                    say_yes: "add --yes",
+                }),
                 _ => None,
             })
             .collect();
-        if doomed.is_empty() { Ok(()) } else { confirm::confirm(&doomed, self.yes) }
+        if doomed.is_empty() { Ok(()) } else { confirm(&doomed) }
     }
 }
 

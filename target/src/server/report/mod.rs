@@ -4,6 +4,8 @@
 //! Every answer names its schema. Within a version of it keys keep their names and meanings; new
 //! ones may come. Numbers are in base units, and the unit is part of the name.
 
+pub mod drives;
+
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};

@@ -8,6 +8,7 @@
 mod array;
 mod bench;
 mod check;
+mod client;
 mod confirm;
 mod demo;
 mod drive;
@@ -15,6 +16,7 @@ mod generate;
 mod output;
 mod print;
 mod serve;
+mod status;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -49,7 +51,11 @@ enum Command {
     Serve(serve::Serve),
     /// Say everything about a configuration that can be known without starting
     Check(check::Check),
-    /// Create the arrays of a configuration file without serving them
+    /// Say how the arrays are, what is wrong, and what to do
+    Status(status::StatusCommand),
+    /// Wait until the arrays are as they should be
+    Wait(status::Wait),
+    /// Create, examine and look after arrays
     #[command(
         subcommand,
         arg_required_else_help = true,
@@ -135,6 +141,8 @@ pub fn main() -> ExitCode {
     let result = match cli.command {
         Command::Serve(command) => command.run(),
         Command::Check(command) => command.run(),
+        Command::Status(command) => command.run(),
+        Command::Wait(command) => command.run(),
         Command::Array(command) => command.run(),
         Command::Drive(command) => command.run(),
         Command::Bench(command) => command.run(),
@@ -199,6 +207,8 @@ impl Command {
     /// Whether its exit code tells a state.
     fn tells_state(&self) -> bool {
         match self {
+            Self::Status(_) => true,
+            Self::Array(command) => command.tells_state(),
             Self::Drive(command) => command.tells_state(),
             _ => false,
         }

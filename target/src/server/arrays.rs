@@ -17,7 +17,7 @@ use raidfabric_raid::assemble::{
     find_members,
 };
 use raidfabric_raid::device::{
-    DeviceError, Intent, OpenDevice, Patience, advice, open, open_patiently,
+    DeviceError, Identity, Intent, OpenDevice, Patience, advice, open, open_patiently,
 };
 use raidfabric_raid::geometry::{self, Geometry, GeometryError};
 use raidfabric_raid::memory::MemoryDrive;
@@ -206,6 +206,17 @@ pub struct OpenArray {
     /// Its superblocks; `None` in memory.
     pub handle: Option<Arc<Mutex<ArrayHandle<OpenDevice>>>>,
     memory: Vec<MemoryDrive>,
+}
+
+/// What is said of a member's drive.
+#[derive(Clone, Debug)]
+pub struct DriveLabel {
+    /// The name that does not move, if there is one.
+    pub name: String,
+    /// Its serial number.
+    pub serial: Option<String>,
+    /// How warm it is.
+    pub temperature_kelvin: Option<u16>,
 }
 
 /// Opens drives of an array for ourselves, waiting so long for a predecessor that was killed.
@@ -598,18 +609,24 @@ impl OpenArray {
         })
     }
 
+    /// The members' drives by slot; none in memory.
+    pub fn drives(&self) -> Vec<DriveLabel> {
+        let Some(handle) = &self.handle else { return Vec::new() };
+        let handle = handle.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let identities: Vec<_> =
+            handle.members().iter().map(|member| member.medium().identity().clone()).collect();
+        drop(handle);
+        let label = |identity: &Identity| DriveLabel {
+            name: identity.name(),
+            serial: identity.serial.clone(),
+            temperature_kelvin: identity.kernel_name.as_deref().and_then(temperature::of_drive),
+        };
+        identities.iter().map(label).collect()
+    }
+
     /// The temperature of its warmest drive in kelvin; 0 if none has a sensor.
     pub fn temperature_kelvin(&self) -> u16 {
-        self.handle.as_ref().map_or(0, |handle| {
-            let handle = handle.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            let names = handle
-                .members()
-                .iter()
-                .filter_map(|member| member.medium().identity().kernel_name.clone());
-            let names: Vec<_> = names.collect();
-            drop(handle);
-            names.iter().filter_map(|name| temperature::of_drive(name)).max().unwrap_or(0)
-        })
+        self.drives().iter().filter_map(|drive| drive.temperature_kelvin).max().unwrap_or(0)
     }
 
     /// Whether acknowledged writes may be in a volatile cache until a flush.

@@ -3,7 +3,7 @@
 //! | request | body | does |
 //! |---|---|---|
 //! | `GET /v1/status?array=NAME` | | all arrays, or one, and the exports |
-//! | `POST /v1/arrays/NAME/VERB` | [`Request`] without its verb | `stop`, `start`, `add`, `fail`, `remove`, `check`, `cancel` |
+//! | `POST /v1/arrays/NAME/VERB` | [`Request`] without its verb | `stop`, `assemble`, `add`, `fail`, `remove`, `check`, `cancel` |
 //!
 //! Answers are of [`crate::server::report`]: 200 with what was asked for, else a [`Refusal`] with
 //! 404 (not there), 400 (makes no sense), 409 (not now; nothing was touched) or 500 (tried, failed).
@@ -29,7 +29,7 @@ pub enum Request {
     /// Stop it: finish its writes, mark it clean, give its drives back.
     Stop,
     /// Start an array that waits for members, or was stopped.
-    Start {
+    Assemble {
         /// Without the members that are missing.
         #[serde(default)]
         run: bool,
@@ -73,7 +73,7 @@ impl Request {
     pub fn verb(&self) -> &'static str {
         match self {
             Self::Stop => "stop",
-            Self::Start { .. } => "start",
+            Self::Assemble { .. } => "assemble",
             Self::Add { .. } => "add",
             Self::Fail { .. } => "fail",
             Self::Remove { .. } => "remove",
@@ -84,7 +84,7 @@ impl Request {
 
     /// From a path's verb and a body.
     fn read(verb: &str, body: &[u8]) -> Result<Self, Refusal> {
-        const VERBS: [&str; 7] = ["stop", "start", "add", "fail", "remove", "check", "cancel"];
+        const VERBS: [&str; 7] = ["stop", "assemble", "add", "fail", "remove", "check", "cancel"];
         if !VERBS.contains(&verb) {
             let verbs = VERBS.join(", ");
             return Err(Refusal::not_found(format!(
@@ -198,7 +198,7 @@ mod tests {
     fn requests_survive_their_way() {
         for request in [
             Request::Stop,
-            Request::Start { run: true, force: false, winner: Some("S1".into()) },
+            Request::Assemble { run: true, force: false, winner: Some("S1".into()) },
             Request::Add { drive: "/dev/x".into(), slot: Some(2) },
             Request::Add { drive: "/dev/x".into(), slot: None },
             Request::Fail { member: "1".into() },

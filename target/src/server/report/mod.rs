@@ -170,6 +170,11 @@ pub enum TaskKind {
 }
 
 impl TaskKind {
+    /// Whether it makes redundancy good.
+    pub fn is_sync(self) -> bool {
+        matches!(self, Self::Build | Self::Resync)
+    }
+
     /// The word for it.
     pub fn as_str(self) -> &'static str {
         match self {

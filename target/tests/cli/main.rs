@@ -4,6 +4,7 @@
 
 mod array;
 mod bench;
+mod control;
 mod documentation;
 mod drive;
 mod program;

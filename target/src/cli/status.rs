@@ -407,7 +407,7 @@ array fast: degraded
   raid5, chunk 64 KiB, 4 members, 3 TiB, consistency ppl; can lose 0 more
   why   slot 2 (/dev/disk/by-id/nvme-C, serial S2) is being rebuilt
   why   slot 3 (/dev/disk/by-id/nvme-D, serial S3) has failed: it did not write: I/O error (errno 5)
-  do    put a new drive in: raidfabric array add fast --slot 3 --drive DRIVE
+  do    put a new drive in: raidfabric array add fast DRIVE --slot 3
   task  rebuild of slot 2  37.6 %  1.24/3.29 TiB  812 MiB/s  about 43 min left  (limited by: foreground latency)
 
   slot   drive                   serial  state                                      read err  write err  bad  temperature
@@ -495,7 +495,7 @@ subsystem nqn.2026-11.io.raidfabric:fast
                 {
                     "severity": "warning",
                     "what": "slot 3 (/dev/disk/by-id/nvme-D, serial S3) has failed: it did not write: I/O error (errno 5)",
-                    "cure": "put a new drive in: raidfabric array add fast --slot 3 --drive DRIVE",
+                    "cure": "put a new drive in: raidfabric array add fast DRIVE --slot 3",
                 },
             ],
             "tasks": [{

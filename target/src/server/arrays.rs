@@ -24,7 +24,7 @@ use raidfabric_raid::memory::MemoryDrive;
 use raidfabric_raid::metadata::{self, superblock};
 use uuid::Uuid;
 
-use super::state::{StateDirectory, StateError};
+use super::state::{Record, StateDirectory, StateError};
 use super::temperature;
 use crate::config::drives::{Drives, Listed};
 use crate::config::{Array, Level};
@@ -472,12 +472,23 @@ pub(super) fn settle(
     state: Option<&StateDirectory>,
 ) -> Result<OpenArray, ArrayStartError> {
     if let Some(state) = state {
-        state.remember(&array.name, array.uuid, array.member_names())?;
+        let events = array.events().map(|events| remembered_events(state, &array, events));
+        let record = Record::new(array.uuid, array.member_names(), events);
+        state.remember(&array.name, &record)?;
     }
     if let Some(advice) = advice::assembly_advice(array.uuid) {
         tracing::warn!(array = array.name, "{advice}");
     }
     Ok(array)
+}
+
+/// The event count to be remembered of an array that starts with `events`: what is remembered stays,
+/// as no member has been lost since; otherwise one less than now, which no lost member has, and every
+/// member does that a crash left one behind.
+fn remembered_events(state: &StateDirectory, array: &OpenArray, events: u64) -> u64 {
+    let known = state.record(&array.name).ok().flatten();
+    let known = known.filter(|known| known.uuid == array.uuid).and_then(|known| known.events);
+    known.filter(|known| *known <= events).unwrap_or_else(|| events.saturating_sub(1))
 }
 
 /// Beside the listed drives, those that carry the array's UUID under other names.
@@ -599,6 +610,13 @@ impl OpenArray {
             raidfabric_raid::device::Medium::name(member.medium())
         };
         handle.members().iter().map(name).collect()
+    }
+
+    /// The event count of its superblocks; none in memory.
+    fn events(&self) -> Option<u64> {
+        let handle = self.handle.as_ref()?;
+        let handle = handle.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        Some(handle.info().events)
     }
 
     /// The members' names by slot; none in memory.

@@ -385,7 +385,7 @@ fn launch(
         let published = Arc::new(Published::default());
         let mut array_plans = Vec::new();
         for array in arrays {
-            let members = array.open.members()?;
+            let members = array.open.members()?.into_iter().map(Some).collect();
             array_plans.push(ArrayPlan { shared: Arc::clone(&array.shared), members });
         }
         let core_plan = CorePlan {

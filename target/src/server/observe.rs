@@ -1,6 +1,6 @@
 //! Looking at a running array: from its parts to [`Facts`], which [`super::verdict`] judges.
 
-use raidfabric_raid::array::{ResyncProgress, Stall};
+use raidfabric_raid::array::{MemberState, ResyncProgress, Stall};
 use raidfabric_raid::geometry::Level;
 
 use super::plane::ServedArray;
@@ -11,24 +11,6 @@ use super::verdict::Facts;
 pub(super) fn array(array: &ServedArray) -> ArrayStatus {
     let shared = &array.shared;
     let geometry = shared.geometry();
-    let drives = array.open.drives();
-    let member = |slot: usize| {
-        let errors = shared.member_errors(slot);
-        let drive = drives.get(slot);
-        MemberStatus {
-            slot,
-            drive: drive.map(|drive| drive.name.clone()),
-            serial: drive.and_then(|drive| drive.serial.clone()),
-            state: MemberCondition::InSync,
-            why: None,
-            read_errors: errors.reads,
-            write_errors: errors.writes,
-            flush_errors: errors.flushes,
-            no_space_errors: errors.no_space,
-            bad_blocks: 0,
-            temperature_kelvin: drive.and_then(|drive| drive.temperature_kelvin),
-        }
-    };
     Facts {
         name: array.open.name.clone(),
         uuid: array.open.uuid,
@@ -43,13 +25,47 @@ pub(super) fn array(array: &ServedArray) -> ArrayStatus {
         failure: shared.failure().map(|failure| failure.to_string()),
         is_in_sync: shared.is_in_sync(),
         tasks: array.sync_progress().map(|progress| sync_task(&progress)).into_iter().collect(),
-        members: (0..geometry.members()).map(member).collect(),
+        members: members(array),
         spares: Vec::new(),
     }
     .judge()
 }
 
-fn level(level: Level) -> &'static str {
+fn members(array: &ServedArray) -> Vec<MemberStatus> {
+    let shared = &array.shared;
+    let drives = array.open.drives();
+    let states = shared.member_states().into_iter().enumerate();
+    let member = |(slot, state): (usize, MemberState)| {
+        let errors = shared.member_errors(slot);
+        let drive = drives.get(slot);
+        MemberStatus {
+            slot,
+            drive: drive.map(|drive| drive.name.clone()),
+            serial: drive.and_then(|drive| drive.serial.clone()),
+            state: condition(state),
+            why: shared.member_fault(slot).map(|fault| fault.to_string()),
+            read_errors: errors.reads,
+            write_errors: errors.writes,
+            flush_errors: errors.flushes,
+            no_space_errors: errors.no_space,
+            bad_blocks: shared.bad_blocks(slot).len() as u64,
+            temperature_kelvin: drive.and_then(|drive| drive.temperature_kelvin),
+        }
+    };
+    states.map(member).collect()
+}
+
+fn condition(state: MemberState) -> MemberCondition {
+    match state {
+        MemberState::InSync => MemberCondition::InSync,
+        MemberState::Rebuilding => MemberCondition::Rebuilding,
+        MemberState::Failed => MemberCondition::Failed,
+        MemberState::Missing => MemberCondition::Missing,
+    }
+}
+
+/// A level as the configuration has it.
+pub(super) fn level(level: Level) -> &'static str {
     match level {
         Level::Raid0 => "raid0",
         Level::Raid1 => "raid1",

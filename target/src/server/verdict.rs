@@ -144,14 +144,14 @@ impl Facts {
             MemberCondition::Failed => (
                 format!("{label} has failed{why}"),
                 Some(format!(
-                    "put a new drive in: raidfabric array add {name} --slot {slot} --drive DRIVE"
+                    "put a new drive in: raidfabric array add {name} DRIVE --slot {slot}"
                 )),
             ),
             MemberCondition::Missing => (
                 format!("{label} is missing{why}"),
                 Some(format!(
                     "plug its drive in, which is then taken again; or put another in its place: \
-                     raidfabric array add {name} --slot {slot} --drive DRIVE"
+                     raidfabric array add {name} DRIVE --slot {slot}"
                 )),
             ),
             MemberCondition::Rebuilding | MemberCondition::InSync => {
@@ -307,7 +307,7 @@ pub(crate) mod tests {
         let problem = &degraded.problems[0];
         assert_eq!(problem.what, "slot 2 (/dev/disk/by-id/nvme-C, serial S2) has failed");
         let cure = problem.cure.as_deref().unwrap();
-        assert!(cure.contains("raidfabric array add fast --slot 2 --drive DRIVE"), "{cure}");
+        assert!(cure.contains("raidfabric array add fast DRIVE --slot 2"), "{cure}");
 
         let mut rebuilding = facts("raid5", 4);
         rebuilding.members[1].state = MemberCondition::Rebuilding;

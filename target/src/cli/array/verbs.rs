@@ -15,19 +15,15 @@ struct Target {
     /// The array
     #[arg(value_name = "ARRAY")]
     array: String,
-    #[command(flatten)]
-    socket: Socket,
 }
 
-impl Target {
-    /// Asks, and prints what was done and what is next.
-    fn ask(&self, request: &Request) -> Result<(), Failure> {
-        let done = self.socket.running()?.command(&self.array, request)?;
-        print::line(done.message)?;
-        match done.next {
-            Some(next) => print::line(format_args!("next: {next}")),
-            None => Ok(()),
-        }
+/// Asks the daemon, and prints what was done and what is next.
+fn ask(socket: &Socket, array: &str, request: &Request) -> Result<(), Failure> {
+    let done = socket.running()?.command(array, request)?;
+    print::line(done.message)?;
+    match done.next {
+        Some(next) => print::line(format_args!("next: {next}")),
+        None => Ok(()),
     }
 }
 
@@ -42,11 +38,13 @@ impl Target {
 pub(in crate::cli) struct Stop {
     #[command(flatten)]
     target: Target,
+    #[command(flatten)]
+    socket: Socket,
 }
 
 impl Stop {
     pub(super) fn run(self) -> Result<(), Failure> {
-        self.target.ask(&Request::Stop)
+        ask(&self.socket, &self.target.array, &Request::Stop)
     }
 }
 
@@ -56,28 +54,30 @@ impl Stop {
     after_help = "The drive must be blank, or be a member of this array that comes back; `raidfabric \
                   drive wipe` makes a drive blank. A member that comes back gets only what was \
                   written meanwhile, where the array knows what that is; a new one is filled \
-                  whole. Hosts go on meanwhile.\n\nExample: raidfabric array add fast --drive \
+                  whole. Hosts go on meanwhile.\n\nExample: raidfabric array add fast \
                   /dev/disk/by-id/nvme-E"
 )]
 pub(in crate::cli) struct Add {
     #[command(flatten)]
     target: Target,
     /// The drive: a path, best one under /dev/disk/by-id
-    #[arg(long, value_name = "DRIVE")]
+    #[arg(value_name = "DRIVE")]
     drive: PathBuf,
     /// The place it takes [default: its own, or the first free one]
     #[arg(long, value_name = "NUMBER")]
     slot: Option<usize>,
+    #[command(flatten)]
+    socket: Socket,
 }
 
 impl Add {
     pub(super) fn run(self) -> Result<(), Failure> {
         let drive = std::path::absolute(&self.drive)
-            .map_err(|error| Failure::Refused(format!("--drive {:?}: {error}", self.drive)))?;
+            .map_err(|error| Failure::Refused(format!("{:?}: {error}", self.drive)))?;
         let Some(drive) = drive.to_str().map(str::to_owned) else {
-            return Err(Failure::Refused(format!("--drive {drive:?}: not a text")));
+            return Err(Failure::Refused(format!("{drive:?}: not a text")));
         };
-        self.target.ask(&Request::Add { drive, slot: self.slot })
+        ask(&self.socket, &self.target.array, &Request::Add { drive, slot: self.slot })
     }
 }
 
@@ -85,19 +85,21 @@ impl Add {
 #[derive(Debug, Args)]
 #[command(
     after_help = "It is refused where the array would be lost with it.\n\nExample: raidfabric array fail \
-                  fast --member 2"
+                  fast 2"
 )]
 pub(in crate::cli) struct Fail {
     #[command(flatten)]
     target: Target,
     /// The member: its slot, path or serial number
-    #[arg(long, value_name = "MEMBER")]
+    #[arg(value_name = "MEMBER")]
     member: String,
+    #[command(flatten)]
+    socket: Socket,
 }
 
 impl Fail {
     pub(super) fn run(self) -> Result<(), Failure> {
-        self.target.ask(&Request::Fail { member: self.member })
+        ask(&self.socket, &self.target.array, &Request::Fail { member: self.member })
     }
 }
 
@@ -105,19 +107,21 @@ impl Fail {
 #[derive(Debug, Args)]
 #[command(
     after_help = "Its drive is let go of, and can be pulled, or used for something else. A member that is \
-                  in use has to be failed first.\n\nExample: raidfabric array remove fast --member 2"
+                  in use has to be failed first.\n\nExample: raidfabric array remove fast 2"
 )]
 pub(in crate::cli) struct Remove {
     #[command(flatten)]
     target: Target,
     /// The member: its slot, path or serial number
-    #[arg(long, value_name = "MEMBER")]
+    #[arg(value_name = "MEMBER")]
     member: String,
+    #[command(flatten)]
+    socket: Socket,
 }
 
 impl Remove {
     pub(super) fn run(self) -> Result<(), Failure> {
-        self.target.ask(&Request::Remove { member: self.member })
+        ask(&self.socket, &self.target.array, &Request::Remove { member: self.member })
     }
 }
 
@@ -135,13 +139,15 @@ pub(in crate::cli) struct Check {
     /// End a check or repair that is under way
     #[arg(long)]
     cancel: bool,
+    #[command(flatten)]
+    socket: Socket,
 }
 
 impl Check {
     pub(super) fn run(self) -> Result<(), Failure> {
         match self.cancel {
-            true => self.target.ask(&Request::Cancel),
-            false => self.target.ask(&Request::Check { repair: false }),
+            true => ask(&self.socket, &self.target.array, &Request::Cancel),
+            false => ask(&self.socket, &self.target.array, &Request::Check { repair: false }),
         }
     }
 }
@@ -158,10 +164,12 @@ impl Check {
 pub(in crate::cli) struct Repair {
     #[command(flatten)]
     target: Target,
+    #[command(flatten)]
+    socket: Socket,
 }
 
 impl Repair {
     pub(super) fn run(self) -> Result<(), Failure> {
-        self.target.ask(&Request::Check { repair: true })
+        ask(&self.socket, &self.target.array, &Request::Check { repair: true })
     }
 }

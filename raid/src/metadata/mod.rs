@@ -10,6 +10,8 @@
 //! Everything here is pure: bytes in, values out, and back. Reading and writing
 //! drives is done by [`crate::device`] and [`crate::assemble`].
 
+pub mod bad_blocks;
+pub mod bitmap;
 pub mod layout;
 pub mod ppl;
 pub mod private;

@@ -30,6 +30,7 @@
 mod error;
 mod fan;
 mod flush;
+mod intent;
 mod member;
 mod progress;
 mod range_lock;
@@ -45,6 +46,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 pub use error::{ArrayError, SetupError, WriteFailure};
+pub use intent::{IntentLayout, LogKind, LogLayout, LogPlace, RegionsKind, RegionsLayout};
 pub use progress::{ResyncProgress, Stall};
 pub use resync::Timer;
 pub use shared::{Failure, IN_SYNC, Keeper, MemberErrors, NoKeeper, Settings, Shared, WriteState};

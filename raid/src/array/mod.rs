@@ -46,7 +46,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 pub use error::{ArrayError, SetupError, WriteFailure};
-pub use intent::{IntentLayout, LogKind, LogLayout, LogPlace, RegionsKind, RegionsLayout};
+pub use intent::{
+    IntentLayout, IntentPlaces, LogKind, LogLayout, LogPlace, RegionsKind, RegionsLayout,
+};
 pub use progress::{ResyncProgress, Stall};
 pub use resync::Timer;
 pub use shared::{Failure, IN_SYNC, Keeper, MemberErrors, NoKeeper, Settings, Shared, WriteState};

@@ -41,6 +41,8 @@ pub struct RegionsLayout {
     /// Where its first block begins on each member's drive, by slot; none for a slot whose member
     /// is not known yet.
     pub offsets_bytes: Vec<Option<u64>>,
+    /// The superblocks' event count at the start.
+    pub events: u64,
     /// Whether every member that takes writes holds exactly `superblock` and `set` there. If not,
     /// they are written before anything else.
     pub on_all_members: bool,
@@ -75,4 +77,13 @@ pub struct LogLayout {
     pub places: Vec<Option<LogPlace>>,
     /// The number of the next unit: higher than all that are on any member.
     pub next_generation: u64,
+}
+
+/// Where on a new member's drive the write intent is kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IntentPlaces {
+    /// Where the first block of the map of regions begins.
+    pub regions_offset_bytes: Option<u64>,
+    /// Where the log is.
+    pub log: Option<LogPlace>,
 }

@@ -36,9 +36,6 @@ pub(in crate::array) trait Members {
 
     /// Memory for `len` bytes; their contents are unspecified.
     fn allocate(&self, len: usize) -> Option<Buffer>;
-
-    /// The event count that is recorded in the superblocks of all members in use.
-    fn events(&self) -> u64;
 }
 
 /// Flushes all members that take writes. One that cannot has failed.

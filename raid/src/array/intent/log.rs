@@ -30,7 +30,7 @@ use std::task::{Poll, Waker};
 use super::super::error::{ArrayError, WriteFailure};
 use super::LogRecord;
 use super::layout::{LogKind, LogLayout, LogPlace};
-use super::members::{Members, flush_all, write_all};
+use super::members::{Members, flush_all, write_all, write_new};
 use super::unit::{self, Part};
 use crate::buffer::SharedBuffer;
 use crate::geometry::Geometry;
@@ -352,7 +352,7 @@ impl Log {
         let zeros = zeros.freeze();
         for at in (0..place.len_bytes).step_by(piece as usize) {
             let data = zeros.slice(..piece.min(place.len_bytes - at) as usize);
-            write_all(members, std::iter::once((slot, place.offset_bytes + at, data))).await?;
+            write_new(members, slot, place.offset_bytes + at, data).await?;
         }
         drop(zeros);
         let mut mark = members.allocate(ppl::HEADER_BYTES).ok_or(ArrayError::NotReady)?;
@@ -373,7 +373,7 @@ impl Log {
             }
         }
         let mark = mark.freeze();
-        write_all(members, std::iter::once((slot, place.offset_bytes, mark))).await?;
+        write_new(members, slot, place.offset_bytes, mark).await?;
         len.store(place.len_bytes, Ordering::SeqCst);
         offset.store(place.offset_bytes, Ordering::SeqCst);
         Ok(())

@@ -1,7 +1,7 @@
 //! What the write intent needs of an array on one core. The array implements it; so do the tests,
 //! with drives that fail.
 
-use super::super::error::ArrayError;
+use super::super::error::{ArrayError, WriteFailure};
 use crate::buffer::{Buffer, SharedBuffer};
 use crate::drive::DriveError;
 
@@ -16,7 +16,8 @@ pub(in crate::array) trait Members {
     /// Whether any member is not in sync: missing, failed, or being rebuilt.
     fn is_degraded(&self) -> bool;
 
-    /// Writes at an offset of the drive, not of its data area; durable when it returns.
+    /// Writes at an offset of the drive, not of its data area; durable when it returns. A member
+    /// that cannot has failed already then, but for lack of space.
     async fn write(
         &self,
         slot: usize,
@@ -27,9 +28,6 @@ pub(in crate::array) trait Members {
     /// Makes all that was written to the member before this call survive a loss of power. A member
     /// that cannot has failed already when this returns.
     async fn flush(&self, slot: usize) -> Result<(), DriveError>;
-
-    /// The member did not write.
-    fn fail(&self, slot: usize, error: DriveError);
 
     /// Waits until all failures so far are durable.
     async fn settled(&self) -> Result<(), ArrayError>;
@@ -64,14 +62,27 @@ pub(super) async fn write_all(
         match result {
             Ok(()) => {}
             Err(DriveError::NoSpace) => no_space = Some(slot),
-            Err(error) => {
-                members.fail(slot, error);
-                failed = true;
-            }
+            Err(_) => failed = true,
         }
     }
     if failed {
         members.settled().await?;
     }
     no_space.map_or(Ok(()), |slot| Err(ArrayError::NoSpace { slot }))
+}
+
+/// Writes durably to one member that is about to be used.
+///
+/// # Errors
+/// If it does not write.
+pub(super) async fn write_new(
+    members: &impl Members,
+    slot: usize,
+    offset_bytes: u64,
+    data: SharedBuffer,
+) -> Result<(), ArrayError> {
+    members.write(slot, offset_bytes, data).await.map_err(|error| match error {
+        DriveError::NoSpace => ArrayError::NoSpace { slot },
+        error => ArrayError::WriteFailed(WriteFailure::Member { slot, error }),
+    })
 }

@@ -18,6 +18,7 @@
 //! the same, nothing is written down any more and every write fails.
 
 mod blocks;
+mod host;
 mod layout;
 mod log;
 mod members;

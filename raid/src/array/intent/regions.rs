@@ -40,7 +40,8 @@ use super::super::Timer;
 use super::super::error::ArrayError;
 use super::blocks::{Block, Image, Turn};
 use super::layout::{RegionsKind, RegionsLayout};
-use super::members::{Members, flush_all, write_all};
+use super::members::{Members, flush_all, write_all, write_new};
+use crate::buffer::SharedBuffer;
 use crate::geometry::Geometry;
 use crate::metadata::bitmap::{
     BLOCK_BYTES, BitmapState, BitmapSuperblock, MapUnit, RegionMap, SUPERBLOCK_BYTES,
@@ -373,7 +374,7 @@ impl Regions {
         turn: Turn<'_>,
     ) -> Result<(), ArrayError> {
         let (image, version) = turn.image();
-        let result = self.write_image(members, index, &image, |_| true).await;
+        let result = self.write_image(members, index, &image).await;
         if result.is_ok() {
             self.now_durable(index, &image);
         }
@@ -381,19 +382,16 @@ impl Regions {
         result
     }
 
-    /// Writes an image of a block to all members concerned that `wanted` names.
+    /// Writes an image of a block to all members that take writes, or are about to.
     async fn write_image(
         &self,
         members: &impl Members,
         index: usize,
         image: &Image,
-        wanted: impl Fn(usize) -> bool,
     ) -> Result<(), ArrayError> {
-        let mut buffer = members.allocate(BLOCK_BYTES).ok_or(ArrayError::NotReady)?;
-        buffer.copy_from_slice(image);
-        let data = buffer.freeze();
+        let data = to_buffer(members, image)?;
         let within = index as u64 * BLOCK_BYTES as u64;
-        let writes = (0..members.slots()).filter(|&slot| wanted(slot)).filter_map(|slot| {
+        let writes = (0..members.slots()).filter_map(|slot| {
             let is_writable = members.is_writable(slot);
             if is_writable {
                 self.joining[slot].store(false, Ordering::SeqCst);
@@ -470,7 +468,7 @@ impl Regions {
         });
         let (mut image, version) = turn.image();
         image[..SUPERBLOCK_BYTES].copy_from_slice(&superblock.to_bytes());
-        self.write_image(members, 0, &image, |_| true).await?;
+        self.write_image(members, 0, &image).await?;
         self.now_durable(0, &image);
         self.set_mode(Mode::Durable);
         Ok(version)
@@ -620,7 +618,13 @@ impl Regions {
         for (index, block) in self.blocks.iter().enumerate() {
             let Some(turn) = block.turn(None).await? else { continue };
             let (image, _) = turn.image();
-            let result = self.write_image(members, index, &image, |other| other == slot).await;
+            let result = match to_buffer(members, &image) {
+                Ok(data) => {
+                    let within = index as u64 * BLOCK_BYTES as u64;
+                    write_new(members, slot, offset_bytes + within, data).await
+                }
+                Err(error) => Err(error),
+            };
             turn.end(None);
             if result.is_err() {
                 joining.store(false, Ordering::SeqCst);
@@ -791,4 +795,10 @@ impl Regions {
                 .compare_exchange(value, value & !DURABLE, Ordering::SeqCst, Ordering::SeqCst)
                 .is_ok()
     }
+}
+
+fn to_buffer(members: &impl Members, image: &Image) -> Result<SharedBuffer, ArrayError> {
+    let mut buffer = members.allocate(BLOCK_BYTES).ok_or(ArrayError::NotReady)?;
+    buffer.copy_from_slice(image);
+    Ok(buffer.freeze())
 }

@@ -341,6 +341,12 @@ impl Shared {
         begun - ended
     }
 
+    /// Writes, on all cores, that have begun since the start, those of background work included:
+    /// while this stays the same nothing is written.
+    pub fn writes_begun(&self) -> u64 {
+        self.cores.iter().map(|core| core.writes_begun.load(Ordering::Relaxed)).sum()
+    }
+
     /// Has the superblocks marked clean if nothing is being written: from a pause (safe mode), or
     /// for good after [`Self::stop_writes`]. False if a write is under way, the array has failed,
     /// or it is clean already. The keeper calls this; whoever records the result flushes all

@@ -16,6 +16,8 @@ pub mod memory;
 pub mod mesh;
 pub mod metadata;
 mod mutation;
+#[allow(unsafe_code)]
+pub mod parity;
 
 #[cfg(test)]
 mod sim;

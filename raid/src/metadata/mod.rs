@@ -5,14 +5,19 @@
 //! * [`private`]: the header of the area before the data that is ours alone.
 //! * [`layout`]: where all of that lies on a member of a given size.
 //! * [`update`]: what a superblock becomes when the array's state changes.
+//! * [`ppl`] and [`write_log`]: the logs that close the write hole of RAID 5 and RAID 6.
 //!
 //! Everything here is pure: bytes in, values out, and back. Reading and writing
 //! drives is done by [`crate::device`] and [`crate::assemble`].
 
+pub mod bad_blocks;
+pub mod bitmap;
 pub mod layout;
+pub mod ppl;
 pub mod private;
 pub mod superblock;
 pub mod update;
+pub mod write_log;
 
 /// md counts in sectors of this many bytes, whatever the drive's block size.
 pub const SECTOR_BYTES: u64 = 512;

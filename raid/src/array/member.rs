@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::agreement::IN_SYNC;
 use super::shared::{MemberCounters, Shared};
 use super::write::Armed;
+use crate::buffer::SharedBuffer;
 use crate::drive::{Drive, DriveError};
 
 /// "Operation not supported".
@@ -98,6 +99,17 @@ impl<D: Drive> Member<D> {
             error => error,
         };
         self.count_write(shared, error)
+    }
+
+    /// Writes durably at an offset of the drive, outside of its data area.
+    pub(super) async fn write_outside(
+        &self,
+        shared: &Shared,
+        drive_offset_bytes: u64,
+        data: SharedBuffer,
+    ) -> Result<(), MemberError> {
+        let result = self.drive.write(drive_offset_bytes, data, self.has_volatile_cache).await;
+        result.map_err(|error| self.count_write(shared, error))
     }
 
     /// As [`Drive::write_zeroes`]; that it is not supported is remembered, and not counted as an

@@ -189,6 +189,26 @@ impl<D: Drive> Array<D> {
         self.written(&member, slot, offset_bytes..offset_bytes + len_bytes, result)
     }
 
+    /// Writes durably to a member's drive, outside of its data area. A member that cannot has
+    /// failed, but for lack of space.
+    pub(super) async fn write_outside(
+        &self,
+        slot: usize,
+        drive_offset_bytes: u64,
+        data: SharedBuffer,
+    ) -> Result<(), MemberError> {
+        let Some(member) = self.member(slot) else {
+            return Err(MemberError { slot, error: DriveError::Gone });
+        };
+        let result = member.write_outside(&self.shared, drive_offset_bytes, data).await;
+        if let Err(MemberError { error, .. }) = result
+            && error != DriveError::NoSpace
+        {
+            self.fail(slot, &member, MemberFault::Write(error));
+        }
+        result
+    }
+
     /// Flushes a member. One that cannot has failed.
     pub(super) async fn flush_member(&self, slot: usize) -> Result<(), MemberError> {
         let Some(member) = self.member(slot) else {

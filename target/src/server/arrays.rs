@@ -30,7 +30,7 @@ use super::state::{Record, StateDirectory, StateError};
 use crate::config::drives::{Drives, Listed};
 use crate::config::{Array, Consistency, Level};
 use crate::core::MemberPlan;
-use crate::runtime::DriveFacts;
+use crate::runtime::{DriveFacts, TimeLimit};
 
 /// How long a drive is waited for whose last owner was killed with requests in the kernel.
 const PREDECESSOR_PATIENCE: Duration = Duration::from_secs(30);
@@ -218,6 +218,8 @@ pub struct OpenArray {
     /// Its superblocks; `None` in memory.
     pub handle: Option<Handle>,
     memory: Vec<MemoryDrive>,
+    /// How long each member's drive is waited for, and what it owes; by slot, none in memory.
+    pub(super) time_limits: Vec<TimeLimit>,
 }
 
 /// What an operator has accepted for a start.
@@ -625,6 +627,7 @@ pub(super) fn from_handle(
         rebuild_from_bytes: recorded.rebuild_from,
         bad_blocks: recorded.bad_blocks.clone(),
         created,
+        time_limits: (0..geometry.members()).map(|_| TimeLimit::default()).collect(),
         handle: Some(Arc::new(Mutex::new(handle))),
         memory: Vec::new(),
         name,
@@ -657,6 +660,7 @@ fn memory_array(name: String, geometry: Geometry, memory: Vec<MemoryDrive>) -> O
         rebuild_from_bytes: None,
         bad_blocks: vec![Vec::new(); memory.len()],
         created: true,
+        time_limits: Vec::new(),
         handle: None,
         memory,
         name,
@@ -673,8 +677,11 @@ impl OpenArray {
             return Ok(self.memory.iter().cloned().map(MemberPlan::Memory).map(Some).collect());
         };
         let handle = handle.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let plan = |slot| handle.member(slot).map(member_plan).transpose();
-        let plans = (0..self.geometry.members()).map(plan).collect::<std::io::Result<_>>();
+        let plan = |(slot, limit)| {
+            handle.member(slot).map(|member| member_plan(member, limit)).transpose()
+        };
+        let limits = self.time_limits.iter().enumerate();
+        let plans = limits.map(plan).collect::<std::io::Result<_>>();
         plans.map_err(|source| ArrayStartError::Descriptors { array: self.name.clone(), source })
     }
 
@@ -715,7 +722,10 @@ impl OpenArray {
 }
 
 /// A handle on a member's drive for one core: a duplicate of the descriptor that owns the drive.
-pub(super) fn member_plan(member: &assemble::Member<OpenDevice>) -> std::io::Result<MemberPlan> {
+pub(super) fn member_plan(
+    member: &assemble::Member<OpenDevice>,
+    limit: &TimeLimit,
+) -> std::io::Result<MemberPlan> {
     let medium = member.medium();
     let fd: OwnedFd = medium.descriptors().io.try_clone()?;
     let facts = DriveFacts {
@@ -723,5 +733,5 @@ pub(super) fn member_plan(member: &assemble::Member<OpenDevice>) -> std::io::Res
         block_size_bytes: medium.logical_block_bytes(),
         has_volatile_cache: medium.has_volatile_cache(),
     };
-    Ok(MemberPlan::Uring(fd, facts))
+    Ok(MemberPlan::Uring(fd, facts, limit.clone()))
 }

@@ -24,8 +24,9 @@ use super::arrays::{Handle, member_plan};
 use super::cores::Cores;
 use super::inspect;
 use super::report::{Done, Refusal};
-use super::served::ServedArray;
+use super::served::{Label, ServedArray};
 use crate::config::format_bytes;
+use crate::runtime::TimeLimit;
 use crate::volume::MemberDrive;
 
 /// How long a change may take to be recorded before whoever asked is told that it is not.
@@ -189,7 +190,7 @@ impl ServedArray {
 
     /// Empties a slot whose member has failed; returns how many requests its drive has not answered.
     async fn vacate(&self, cores: &Cores, slot: usize) -> Result<usize, Refusal> {
-        let late = self.late_operations(cores, slot).await;
+        let label = self.label(slot);
         self.shared.remove_member(slot);
         self.until_recorded().await?;
         cores.each(self.index, |_| move |array| array.take_drive(slot)).await;
@@ -203,14 +204,7 @@ impl ServedArray {
             let _ = tokio::task::spawn_blocking(remove).await;
         }
         self.forget_label(slot);
-        Ok(late)
-    }
-
-    /// Requests to a slot's drive that were given up and have not ended.
-    async fn late_operations(&self, cores: &Cores, slot: usize) -> usize {
-        let counts = cores.each(self.index, |_| move |array| array.late_operations(slot)).await;
-        // Each core counts those of all.
-        counts.into_iter().max().unwrap_or(0)
+        Ok(label.map_or(0, |label| label.limit.late.count()))
     }
 
     /// Puts a drive in.
@@ -343,14 +337,14 @@ impl ServedArray {
             self.vacate(cores, slot).await?;
         }
         let prepared = {
-            let handle = Arc::clone(handle);
-            blocking(move || prepare(&handle, slot, newcomer)).await?
+            let (handle, timeout) = (Arc::clone(handle), self.conduct.member_timeout);
+            blocking(move || prepare(&handle, slot, newcomer, timeout)).await?
         };
         if let Err(refusal) = self.hand_out(cores, slot, &prepared).await {
             self.take_back(cores, slot).await;
             return Err(refusal);
         }
-        self.learn_label(slot, prepared.identity);
+        self.learn_label(slot, prepared.label.clone());
         if !self.begin_rebuild(slot, prepared.misses.as_ref()) {
             self.take_back(cores, slot).await;
             return Err(Refusal::conflict(format!("slot {slot} is not empty any more")));
@@ -377,7 +371,8 @@ impl ServedArray {
         let plans: Result<Vec<_>, _> = {
             let handle = handle.lock().unwrap_or_else(PoisonError::into_inner);
             let member = handle.member(slot);
-            let plan = || member.map(member_plan).transpose();
+            let limit = &prepared.label.limit;
+            let plan = || member.map(|member| member_plan(member, limit)).transpose();
             (0..cores.count()).map(|_| plan()).collect()
         };
         let mut plans = plans
@@ -422,14 +417,19 @@ pub(super) struct Added {
 
 /// A drive that is a spare of the array by now.
 struct Prepared {
-    identity: raidfabric_raid::device::Identity,
+    label: Label,
     data_offset_bytes: u64,
     /// The regions that it misses; everything if that is not known.
     misses: Option<RegionMap>,
 }
 
 /// Writes a superblock to a newcomer that makes it a spare. Blocking.
-fn prepare(handle: &Handle, slot: usize, newcomer: Newcomer) -> Result<Prepared, Refusal> {
+fn prepare(
+    handle: &Handle,
+    slot: usize,
+    newcomer: Newcomer,
+    timeout: Duration,
+) -> Result<Prepared, Refusal> {
     let Newcomer { medium, examined } = newcomer;
     let identity = medium.identity().clone();
     let mut handle = handle.lock().unwrap_or_else(PoisonError::into_inner);
@@ -441,7 +441,8 @@ fn prepare(handle: &Handle, slot: usize, newcomer: Newcomer) -> Result<Prepared,
         error => Refusal::failed(error),
     })?;
     let data_offset_bytes = handle.member(slot).map_or(0, |member| member.data_offset_bytes());
-    Ok(Prepared { identity, data_offset_bytes, misses })
+    let label = Label { identity, limit: TimeLimit { timeout, ..TimeLimit::default() } };
+    Ok(Prepared { label, data_offset_bytes, misses })
 }
 
 /// Does what blocks where that does not matter.

@@ -142,9 +142,12 @@ impl Server {
         let everything =
             subsystems::build(config, &opened, &listeners).map_err(StartError::Exporting)?;
         let mut served = Vec::new();
-        for (service, open) in opened.into_iter().enumerate() {
+        for (service, mut open) in opened.into_iter().enumerate() {
             let Some(conduct) = config.arrays.get(service).cloned() else { continue };
             let Some(drives) = plan.drives.get(service) else { continue };
+            for limit in &mut open.time_limits {
+                limit.timeout = conduct.member_timeout;
+            }
             let bell = Arc::new(Bell::default());
             let shared = share(service, &open, &conduct, plan.cores.len(), &bell);
             let recorder = open.handle.as_ref().map(|handle| {

@@ -14,11 +14,14 @@ use super::temperature;
 use crate::association::Registry;
 use crate::config;
 use crate::config::drives::Drives;
+use crate::runtime::TimeLimit;
 
 /// What is known of the drive in a slot.
 #[derive(Clone, Debug)]
 pub(super) struct Label {
     pub(super) identity: Identity,
+    /// How long it is waited for, and what it owes.
+    pub(super) limit: TimeLimit,
 }
 
 impl std::fmt::Display for Label {
@@ -58,10 +61,13 @@ impl ServedArray {
         drives: &Drives,
         recorder: Option<Arc<Recorder<OpenDevice>>>,
     ) -> Self {
-        let labels = open
-            .identities()
-            .into_iter()
-            .map(|identity| identity.map(|identity| Label { identity }));
+        let label = |(identity, limit): (Option<Identity>, &TimeLimit)| {
+            identity.map(|identity| Label { identity, limit: limit.clone() })
+        };
+        let labels: Vec<_> = match open.handle {
+            Some(_) => open.identities().into_iter().zip(&open.time_limits).map(label).collect(),
+            None => vec![None; open.geometry.members()],
+        };
         let listed = match drives {
             Drives::Memory(_) => Vec::new(),
             Drives::Paths(listed) => {
@@ -71,7 +77,7 @@ impl ServedArray {
         };
         Self {
             index,
-            labels: Mutex::new(labels.collect()),
+            labels: Mutex::new(labels),
             open,
             shared,
             conduct,
@@ -111,9 +117,9 @@ impl ServedArray {
         self.labels().get(slot).cloned().flatten()
     }
 
-    pub(super) fn learn_label(&self, slot: usize, identity: Identity) {
+    pub(super) fn learn_label(&self, slot: usize, new: Label) {
         if let Some(label) = self.labels().get_mut(slot) {
-            *label = Some(Label { identity });
+            *label = Some(new);
         }
     }
 

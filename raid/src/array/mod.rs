@@ -37,6 +37,7 @@ mod resync;
 #[cfg(test)]
 mod resync_tests;
 mod shared;
+mod stripe;
 #[cfg(test)]
 mod tests;
 mod write;

@@ -56,13 +56,12 @@ impl ArrayInfo {
     /// The shape as the engine has it.
     ///
     /// # Errors
-    /// If it is one that the engine does not have (a level recognised only).
+    /// If it is one that the engine does not have.
     pub fn engine_geometry(&self) -> Result<engine::Geometry, engine::GeometryError> {
         let Geometry { level, members, chunk_bytes, component_bytes } = self.geometry;
         let none = engine::GeometryError::Component { component_bytes };
-        let level = engine::Level::try_from(level).map_err(|()| none)?;
         let chunk_bytes = u32::try_from(chunk_bytes).map_err(|_| none)?;
-        engine::Geometry::new(level, members, chunk_bytes, component_bytes)
+        engine::Geometry::new(level.into(), members, chunk_bytes, component_bytes)
     }
 
     /// The name without the home host.

@@ -7,16 +7,23 @@
 //!   row by row: copy `k` (0 or 1) of chunk `c` is at place `2c + k`, which is member
 //!   `(2c + k) mod n`, row `(2c + k) / n`. With an odd number of members the two copies of a chunk
 //!   may be in different rows; they are always on different members.
+//! * **RAID 5 and 6** (left-symmetric): see the [rows](Role).
 //!
 //! Offsets on members are relative to the start of the data area. All members contribute the same
 //! component size, rounded down to whole chunks.
 //!
 //! A *stripe* is the smallest run of chunks after which the pattern of members repeats (in RAID 10
-//! with an odd number of members that is two rows). A *shard* is a run of whole stripes of at
-//! least 1 MiB (RAID 1: exactly 1 MiB); each shard belongs to one core, its *owner*, in turn.
+//! with an odd number of members that is two rows); in RAID 5 and 6 it is one row. A *shard* is a
+//! run of whole stripes of at least 1 MiB (RAID 1: exactly 1 MiB); each shard belongs to one core,
+//! its *owner*, in turn.
 
+mod rows;
+#[cfg(test)]
+mod rows_tests;
 #[cfg(test)]
 mod tests;
+
+pub use rows::{InRow, Role};
 
 use std::fmt;
 use std::ops::Range;
@@ -30,8 +37,11 @@ pub const MIN_CHUNK_BYTES: u32 = 4 << 10;
 /// Largest chunk.
 pub const MAX_CHUNK_BYTES: u32 = 1 << 20;
 
-/// Most members of an array.
+/// Most members of an array without parity.
 pub const MAX_MEMBERS: usize = 256;
+
+/// Most members of an array with parity.
+pub const MAX_PARITY_MEMBERS: usize = 64;
 
 /// The size of the unit in which md counts; a RAID 1 component is rounded down to it.
 const SECTOR_BYTES: u64 = 512;
@@ -45,6 +55,36 @@ pub enum Level {
     Raid1,
     /// Two copies of every chunk, md's near layout.
     Raid10,
+    /// One parity chunk in every row, left-symmetric.
+    Raid5,
+    /// Two parity chunks in every row, left-symmetric.
+    Raid6,
+}
+
+impl Level {
+    /// Parity chunks in a row: 0, 1 or 2.
+    pub fn parities(self) -> usize {
+        match self {
+            Self::Raid0 | Self::Raid1 | Self::Raid10 => 0,
+            Self::Raid5 => 1,
+            Self::Raid6 => 2,
+        }
+    }
+
+    /// The least number of members of an array of this level.
+    pub fn min_members(self) -> usize {
+        match self {
+            Self::Raid0 | Self::Raid1 => 1,
+            Self::Raid10 => 2,
+            Self::Raid5 => 3,
+            Self::Raid6 => 4,
+        }
+    }
+
+    /// The greatest number of members of an array of this level.
+    pub fn max_members(self) -> usize {
+        if self.parities() > 0 { MAX_PARITY_MEMBERS } else { MAX_MEMBERS }
+    }
 }
 
 impl fmt::Display for Level {
@@ -53,6 +93,8 @@ impl fmt::Display for Level {
             Self::Raid0 => "raid0",
             Self::Raid1 => "raid1",
             Self::Raid10 => "raid10",
+            Self::Raid5 => "raid5",
+            Self::Raid6 => "raid6",
         })
     }
 }
@@ -61,12 +103,14 @@ impl fmt::Display for Level {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GeometryError {
     /// Too few or too many members for the level.
-    #[error("a {level} array has {min} to {MAX_MEMBERS} members, not {members}")]
+    #[error(
+        "a {level} array has {min} to {max} members, not {members}",
+        min = level.min_members(),
+        max = level.max_members()
+    )]
     Members {
         /// The level asked for.
         level: Level,
-        /// Its least number of members.
-        min: usize,
         /// The number asked for.
         members: usize,
     },
@@ -93,8 +137,12 @@ pub struct Geometry {
     level: Level,
     members: u64,
     copies: u64,
+    /// Places for data (copies included) in a row: the members without the parities.
+    width: u64,
     /// Zero for RAID 1.
     chunk_bytes: u64,
+    /// What data is dealt out in: the chunk, or md's sector for RAID 1.
+    unit_bytes: u64,
     /// Bytes that are on one member before the next one's turn. The chunk, or the whole component
     /// where all members in use are full copies and the mapping is the identity.
     run_bytes: u64,
@@ -116,9 +164,8 @@ impl Geometry {
         chunk_bytes: u32,
         component_bytes: u64,
     ) -> Result<Self, GeometryError> {
-        let min = if level == Level::Raid10 { 2 } else { 1 };
-        if !(min..=MAX_MEMBERS).contains(&members) {
-            return Err(GeometryError::Members { level, min, members });
+        if !(level.min_members()..=level.max_members()).contains(&members) {
+            return Err(GeometryError::Members { level, members });
         }
         if level == Level::Raid1 {
             if chunk_bytes != 0 {
@@ -130,12 +177,13 @@ impl Geometry {
             return Err(GeometryError::Chunk { chunk_bytes });
         }
         let size_error = GeometryError::Component { component_bytes };
+        let width = (members - level.parities()) as u64;
         let members = members as u64;
         let unit_bytes = if chunk_bytes == 0 { SECTOR_BYTES } else { u64::from(chunk_bytes) };
         let units = component_bytes / unit_bytes;
         let component_bytes = units * unit_bytes;
         let (copies, array_units) = match level {
-            Level::Raid0 => (1, units.checked_mul(members)),
+            Level::Raid0 | Level::Raid5 | Level::Raid6 => (1, units.checked_mul(width)),
             Level::Raid1 => (members, Some(units)),
             Level::Raid10 => (2, units.checked_mul(members).map(|places| places / 2)),
         };
@@ -143,7 +191,7 @@ impl Geometry {
             .and_then(|units| units.checked_mul(unit_bytes))
             .filter(|&bytes| bytes > 0 && bytes < 1 << 63)
             .ok_or(size_error)?;
-        let stripe_bytes = stripe_bytes(level, members, unit_bytes);
+        let stripe_bytes = stripe_bytes(level, width, unit_bytes);
         let shard_bytes = match level {
             Level::Raid1 => MIN_SHARD_BYTES,
             _ => MIN_SHARD_BYTES.div_ceil(stripe_bytes) * stripe_bytes,
@@ -154,7 +202,9 @@ impl Geometry {
             level,
             members,
             copies,
+            width,
             chunk_bytes,
+            unit_bytes,
             run_bytes,
             component_bytes,
             capacity_bytes,
@@ -172,12 +222,13 @@ impl Geometry {
         self.members as usize
     }
 
-    /// Copies of every byte: 1 for RAID 0, 2 for RAID 10, the number of members for RAID 1.
+    /// Copies of every byte: 1 for RAID 0, 5 and 6, 2 for RAID 10, the number of members for
+    /// RAID 1.
     pub fn copies(&self) -> usize {
         self.copies as usize
     }
 
-    /// Whether the level keeps more than one copy, so that writes need an owner. A RAID 1 of a
+    /// Whether the level keeps copies or parity, so that writes need an owner. A RAID 1 of a
     /// single member counts as redundant all the same: members may be added to it.
     pub fn is_redundant(&self) -> bool {
         self.level != Level::Raid0
@@ -200,8 +251,7 @@ impl Geometry {
 
     /// Data in one stripe; for RAID 1, md's unit of 512 bytes.
     pub fn stripe_bytes(&self) -> u64 {
-        let unit_bytes = if self.chunk_bytes == 0 { SECTOR_BYTES } else { self.chunk_bytes };
-        stripe_bytes(self.level, self.members, unit_bytes)
+        stripe_bytes(self.level, self.width, self.unit_bytes)
     }
 
     /// Length of a shard (the last one may be shorter).
@@ -265,7 +315,8 @@ impl Geometry {
 
     /// What of a range within the array is on the member in `slot`, as a range of its data area.
     /// It is always one contiguous range: only the first and the last chunk can be partial, and
-    /// the chunks of a member follow each other on it.
+    /// the chunks of a member follow each other on it. In RAID 5 and 6 it begins and ends with
+    /// data, and what parity chunks are between is part of it.
     pub fn member_range(&self, slot: usize, offset_bytes: u64, len_bytes: u64) -> Range<u64> {
         let slot = slot as u64;
         if len_bytes == 0 || slot >= self.members {
@@ -275,6 +326,9 @@ impl Geometry {
             return offset_bytes..offset_bytes + len_bytes;
         }
         let end_bytes = offset_bytes + len_bytes;
+        if self.parities() > 0 {
+            return self.member_data_range(slot as usize, offset_bytes, end_bytes);
+        }
         // Places (chunk copies dealt out row by row) of the range's first and last chunk.
         let first_place = offset_bytes / self.run_bytes * self.copies;
         let last_place = (end_bytes - 1) / self.run_bytes * self.copies + self.copies - 1;
@@ -292,12 +346,11 @@ impl Geometry {
 }
 
 /// Data after which the pattern of members repeats.
-fn stripe_bytes(level: Level, members: u64, unit_bytes: u64) -> u64 {
+fn stripe_bytes(level: Level, width: u64, unit_bytes: u64) -> u64 {
     match level {
-        Level::Raid0 => members * unit_bytes,
         Level::Raid1 => unit_bytes,
-        Level::Raid10 if members.is_multiple_of(2) => members / 2 * unit_bytes,
-        Level::Raid10 => members * unit_bytes,
+        Level::Raid10 if width.is_multiple_of(2) => width / 2 * unit_bytes,
+        Level::Raid0 | Level::Raid10 | Level::Raid5 | Level::Raid6 => width * unit_bytes,
     }
 }
 
@@ -356,19 +409,22 @@ impl Iterator for Extents<'_> {
         if self.left_bytes == 0 {
             return None;
         }
-        let Geometry { members, copies, run_bytes, .. } = *self.geometry;
+        let Geometry { members, copies, width, run_bytes, .. } = *self.geometry;
         let run = self.next_bytes / run_bytes;
         let within = self.next_bytes % run_bytes;
         let len_bytes = self.left_bytes.min(run_bytes - within);
         let place = run * copies;
+        let (row, in_row) = (place / width, place % width);
+        let slot = if width == members {
+            in_row as usize
+        } else {
+            self.geometry.data_slot(row, in_row as usize)
+        };
         let extent = Extent {
             position_bytes: self.position_bytes,
             len_bytes,
             copies: copies as usize,
-            first: Place {
-                slot: (place % members) as usize,
-                offset_bytes: place / members * run_bytes + within,
-            },
+            first: Place { slot, offset_bytes: row * run_bytes + within },
             members,
             run_bytes,
         };

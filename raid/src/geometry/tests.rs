@@ -20,9 +20,10 @@ impl Reference {
             }
         }
         let copies = match level {
-            Level::Raid0 => 1,
             Level::Raid1 => members,
             Level::Raid10 => 2,
+            // The parity levels have a picture of their own.
+            Level::Raid0 | Level::Raid5 | Level::Raid6 => 1,
         };
         let chunks = places.chunks_exact(copies).map(<[_]>::to_vec).collect();
         Self { chunks, chunk_bytes: unit }

@@ -81,16 +81,14 @@ impl Level {
     }
 }
 
-impl TryFrom<Level> for crate::geometry::Level {
-    type Error = ();
-
-    /// The engine's level; not for those that are recognised only.
-    fn try_from(level: Level) -> Result<Self, ()> {
+impl From<Level> for crate::geometry::Level {
+    fn from(level: Level) -> Self {
         match level {
-            Level::Raid0 => Ok(Self::Raid0),
-            Level::Raid1 => Ok(Self::Raid1),
-            Level::Raid10 => Ok(Self::Raid10),
-            Level::Raid5 | Level::Raid6 => Err(()),
+            Level::Raid0 => Self::Raid0,
+            Level::Raid1 => Self::Raid1,
+            Level::Raid10 => Self::Raid10,
+            Level::Raid5 => Self::Raid5,
+            Level::Raid6 => Self::Raid6,
         }
     }
 }
@@ -101,6 +99,8 @@ impl From<crate::geometry::Level> for Level {
             crate::geometry::Level::Raid0 => Self::Raid0,
             crate::geometry::Level::Raid1 => Self::Raid1,
             crate::geometry::Level::Raid10 => Self::Raid10,
+            crate::geometry::Level::Raid5 => Self::Raid5,
+            crate::geometry::Level::Raid6 => Self::Raid6,
         }
     }
 }

@@ -174,7 +174,7 @@ fn build_namespace(
 fn data_stripe_bytes(geometry: &Geometry) -> u64 {
     match geometry.level() {
         Level::Raid1 => 0,
-        Level::Raid0 | Level::Raid10 => geometry.stripe_bytes(),
+        Level::Raid0 | Level::Raid10 | Level::Raid5 | Level::Raid6 => geometry.stripe_bytes(),
     }
 }
 

@@ -1,2 +1,4 @@
 //! stub
+mod gather;
+mod plan;
 mod queue;

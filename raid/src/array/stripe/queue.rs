@@ -73,10 +73,12 @@ struct Ticket<P, A> {
     /// The next one in the row's queue, or in the pass.
     next: u32,
     payload: Option<P>,
+    /// It was held; true if the row was completed so.
+    was_filled: Option<bool>,
     waker: Option<Waker>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 enum State<A> {
     /// In the row's queue.
     Waiting,
@@ -166,14 +168,12 @@ impl<P, A: Copy> Rows<P, A> {
         self.table.borrow().holds_begun
     }
 
-    /// Ends all holds up to the one with this number; calls `each` for those that had not ended by
-    /// themselves.
-    pub(super) fn end_holds(&self, newest: u64, mut each: impl FnMut()) {
+    /// Ends all holds up to the one with this number, which have been in vain.
+    pub(super) fn end_holds(&self, newest: u64) {
         let table = &mut *self.table.borrow_mut();
         while let Some(hold) = table.holds.pop_front_if(|hold| hold.number <= newest) {
             if table.rows.get(&hold.row).is_some_and(|row| row.hold == hold.number) {
-                table.end_hold(hold.row);
-                each();
+                table.end_hold(hold.row, Some(false));
             }
         }
     }
@@ -208,8 +208,16 @@ impl<P, A: Copy> Table<P, A> {
         payload: Option<P>,
         may_hold: bool,
     ) -> u32 {
-        let waker = None;
-        let ticket = Ticket { row, kind, state: State::Waiting, bytes, next: NONE, payload, waker };
+        let ticket = Ticket {
+            row,
+            kind,
+            state: State::Waiting,
+            bytes,
+            next: NONE,
+            payload,
+            was_filled: None,
+            waker: None,
+        };
         let id = match self.free.pop() {
             Some(id) => {
                 self.tickets[id as usize] = ticket;
@@ -234,9 +242,10 @@ impl<P, A: Copy> Table<P, A> {
         queue.waiting_bytes += bytes;
         if is_new && may_hold && bytes < self.row_bytes {
             self.begin_hold(row);
-        } else if queue.hold != 0 && (kind != Kind::Write || queue.waiting_bytes >= self.row_bytes)
-        {
-            self.end_hold(row);
+        } else if queue.hold != 0 && kind != Kind::Write {
+            self.end_hold(row, None);
+        } else if queue.hold != 0 && queue.waiting_bytes >= self.row_bytes {
+            self.end_hold(row, Some(true));
         }
         id
     }
@@ -253,9 +262,12 @@ impl<P, A: Copy> Table<P, A> {
         }
     }
 
-    fn end_hold(&mut self, row: u64) {
+    fn end_hold(&mut self, row: u64, was_filled: Option<bool>) {
         if let Some(queue) = self.rows.get_mut(&row) {
             queue.hold = 0;
+            if let Some(first) = self.tickets.get_mut(queue.first as usize) {
+                first.was_filled = was_filled;
+            }
             self.wake_front(row);
         }
     }
@@ -438,6 +450,11 @@ impl<P, A: Copy> TicketGuard<'_, P, A> {
     /// What the writes of the pass that this one leads brought, in order; returns their number.
     pub(super) fn take_payloads(&self, each: impl FnMut(P)) -> u32 {
         self.rows.table.borrow_mut().take_payloads(self.id, each)
+    }
+
+    /// Whether it was held, and if so, whether that completed the row.
+    pub(super) fn was_filled(&self) -> Option<bool> {
+        self.rows.table.borrow().tickets.get(self.id as usize)?.was_filled
     }
 
     /// Ends what runs and, if it was a pass, answers all its writes.

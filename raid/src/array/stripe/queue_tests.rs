@@ -289,11 +289,12 @@ fn a_hold_ends_when_the_row_is_complete() {
     assert_eq!(counter.count(), 1);
     assert_eq!(poll(&first), Some(Turn::Run));
     let mut all = Vec::new();
-    assert_eq!(first.take_payloads(|payload| all.push(payload)), 3);
+    assert_eq!((first.take_payloads(|payload| all.push(payload)), first.was_filled()), (3, Some(true)));
     assert_eq!(all, [1, 2, 3]);
     first.finish(0);
     assert_eq!((poll(&second), poll(&third)), (Some(Turn::Done(0)), Some(Turn::Done(0))));
-    rows.end_holds(rows.newest_hold(), || panic!("it had ended by itself"));
+    rows.end_holds(rows.newest_hold());
+    assert_eq!(rows.tickets(), 2);
 }
 
 #[test]
@@ -303,13 +304,12 @@ fn a_hold_ends_from_outside_or_for_something_else() {
     let before = rows.newest_hold();
     let other = rows.enter(4, Kind::Write, 40, Some(1), true);
     assert!(poll(&first).is_none() && poll(&other).is_none());
-    let mut ended = 0;
-    rows.end_holds(before, || ended += 1);
-    assert_eq!(ended, 1);
-    assert_eq!(poll(&first), Some(Turn::Run));
+    rows.end_holds(before);
+    assert_eq!((poll(&first), first.was_filled()), (Some(Turn::Run), Some(false)));
     assert!(poll(&other).is_none(), "its hold began later");
     let reader = rows.enter(4, Kind::Shared, 0, None, false);
     assert_eq!(poll(&other), Some(Turn::Run), "a reader does not wait for a hold");
+    assert_eq!(other.was_filled(), None, "nobody can say whether it would have been of use");
     other.finish(0);
     assert_eq!(poll(&reader), Some(Turn::Run));
     // Behind a pass nothing is held: what is left of the row is not the whole of it.

@@ -15,6 +15,8 @@ pub mod geometry;
 pub mod memory;
 pub mod mesh;
 pub mod metadata;
+#[allow(unsafe_code)]
+pub mod parity;
 
 #[cfg(test)]
 mod sim;

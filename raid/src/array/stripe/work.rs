@@ -11,8 +11,8 @@
 use std::ops::Range;
 
 use super::plan::{
-    Cut, Edges, MAX_BATCH_BYTES, MAX_DATA_CHUNKS, Members, Part, Plan, Roles, Slice, Unrecoverable,
-    Way,
+    Cut, Edges, MAX_BATCH_BYTES, MAX_DATA_CHUNKS, MAX_SLICE_BYTES, Members, Part, Plan, Roles,
+    Slice, Unrecoverable, Way,
 };
 use crate::buffer::{Buffer, SharedBuffer, UNIT_BYTES};
 use crate::geometry::{Place, Role};
@@ -56,6 +56,12 @@ pub(super) struct Task {
     pub(super) slice: Slice,
     /// Chunks that could not be read in it, though their members should have them.
     pub(super) unreadable: Roles,
+}
+
+impl Task {
+    pub(super) fn new(slice: Slice) -> Self {
+        Self { slice, unreadable: Roles::NONE }
+    }
 }
 
 /// A task of the batch under way.
@@ -119,6 +125,14 @@ impl Job {
     }
 }
 
+/// Something to be read.
+pub(super) struct Read {
+    pub(super) job: usize,
+    pub(super) role: Roles,
+    /// Where its buffer is and comes back to.
+    pub(super) block: usize,
+}
+
 /// The chunks of a row by index, those that are there.
 type Chunks<'a> = [Option<&'a [u8]>; MAX_DATA_CHUNKS];
 
@@ -138,8 +152,9 @@ pub(super) struct Workspace {
     /// Sizes of the batch's buffers.
     pub(super) sizes: Vec<u32>,
     pub(super) blocks: Vec<Option<Buffer>>,
-    /// What is to be read: the job, the chunk, and its buffer.
-    pub(super) reads: Vec<(usize, Roles, usize)>,
+    pub(super) reads: Vec<Read>,
+    /// Buffers of reads that are about to begin.
+    pub(super) buffers: Vec<Option<Buffer>>,
     pub(super) writes: Vec<(Place, SharedBuffer)>,
 }
 
@@ -176,8 +191,7 @@ impl Workspace {
             .map(|&Segment { chunk, start, end, .. }| Part { chunk, start, end });
         cut.slices(parts, edges, slices);
         self.tasks.clear();
-        let task = |slice: &Slice| Task { slice: *slice, unreadable: Roles::NONE };
-        self.tasks.extend(self.slices.iter().map(task));
+        self.tasks.extend(self.slices.iter().copied().map(Task::new));
     }
 
     /// Cuts what is to be read, a range of the row, into tasks.
@@ -187,8 +201,7 @@ impl Workspace {
         let Self { edges, slices, .. } = self;
         cut.slices(chunk_parts(range, chunk_bytes), edges, slices);
         self.tasks.clear();
-        let task = |slice: &Slice| Task { slice: *slice, unreadable: Roles::NONE };
-        self.tasks.extend(self.slices.iter().map(task));
+        self.tasks.extend(self.slices.iter().copied().map(Task::new));
     }
 
     fn cut_segments(&mut self, chunk_bytes: u32, zeros_bytes: u32) {
@@ -257,9 +270,8 @@ impl Workspace {
             let first_block = self.sizes.len();
             self.sizes.extend(std::iter::repeat_n(slice.len, blocks));
             let job = self.jobs.len();
-            self.reads.extend(
-                plan.reads.iter().enumerate().map(|(at, role)| (job, role, first_block + at)),
-            );
+            let reads = plan.reads.iter().enumerate();
+            self.reads.extend(reads.map(|(at, role)| Read { job, role, block: first_block + at }));
             self.jobs.push(Job { task, plan, first_block, partial: [None, None], writes: 0..0 });
             at += 1;
         }
@@ -272,9 +284,8 @@ impl Workspace {
         let len = (slice.len / 2).next_multiple_of(block_bytes);
         let first = Slice { len, ..slice };
         let second = Slice { start: slice.start + len, len: slice.len - len, ..slice };
-        self.tasks[at] = Task { slice: first, unreadable: Roles::NONE };
-        // Behind what else is done of the same range, which has to come first.
-        self.tasks.insert(at + 1, Task { slice: second, unreadable: Roles::NONE });
+        self.tasks[at] = Task::new(first);
+        self.tasks.insert(at + 1, Task::new(second));
     }
 
     /// Computes the data of a job that is not known. All has been read.
@@ -557,6 +568,25 @@ fn add_uncovered(ranges: &mut Vec<(u32, u32, u32)>, start: u32, end: u32, piece:
                 at += 1;
             }
         }
+    }
+}
+
+/// Adds a data chunk to sums that are P and Q; `term` is room for as much.
+pub(super) fn add_chunk(
+    sums: &mut [Option<Buffer>; 2],
+    index: usize,
+    chunk: &[u8],
+    term: &mut [u8],
+) {
+    let [p, q] = sums;
+    if let Some(p) = p {
+        Kernel::best().xor_into(p, &[chunk]);
+    }
+    if let Some(q) = q {
+        let mut data: Chunks<'_> = [None; MAX_DATA_CHUNKS];
+        data[index] = Some(chunk);
+        Kernel::best().q(&data[..=index], term);
+        Kernel::best().xor_into(q, &[term]);
     }
 }
 

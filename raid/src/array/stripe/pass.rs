@@ -38,7 +38,7 @@ use super::plan::{Cut, Members, Roles, Slice, plan_write};
 use super::queue::{Kind, Turn};
 use super::reserve::Claim;
 use super::work::{Job, Piece, Source, Task, Workspace};
-use super::{Stripe, Ticket};
+use super::Ticket;
 use crate::buffer::SharedBuffer;
 use crate::drive::{Drive, DriveError, ReadFailure};
 use crate::geometry::Place;

@@ -13,4 +13,4 @@ mod disk;
 mod model;
 mod run;
 mod tests;
-mod world;
+pub(crate) mod world;

@@ -24,13 +24,15 @@
 //! **Lack of space** below a member may leave a part of a slice old and parity new. Then parity is
 //! made to fit what the members have: the partial parity and the written chunks, read again, give
 //! it. Where even that fails, the parity blocks are recorded as bad: nothing is computed from them
-//! any more, and the next write of those blocks makes them good.
+//! any more, and the next write of those blocks makes them good. Likewise where a member failed
+//! that the level could not lose: it is still read, and what it took of the slice is unknown.
 
 use std::future::poll_fn;
 
 use super::super::error::ArrayError;
 use super::super::fan::fan_out;
 use super::super::member::MemberError;
+use super::super::shared::WriteState;
 use super::super::write::Armed;
 use super::super::{Array, Done};
 use super::hooks::Record;
@@ -297,7 +299,10 @@ impl<D: Drive> Array<D> {
         let writes = work.writes[job.writes.clone()].iter();
         let writes = writes.map(|(place, data)| self.write_member(*place, data.clone(), fua));
         fan_out(job.writes.len(), writes, |result| outcome.add(result)).await;
-        if outcome.no_space.is_some() {
+        if outcome.failed.is_some() && self.shared.write_state() == WriteState::Failed {
+            // A member that is still read holds old data, new, or some of each.
+            self.distrust(row, &job.task.slice, job.plan.writes & Roles::PARITIES);
+        } else if outcome.no_space.is_some() {
             Box::pin(self.reconcile(row, work, job, claim)).await;
         }
         token.into_iter().for_each(|token| self.logged_end(token));
@@ -364,17 +369,17 @@ impl<D: Drive> Array<D> {
         self.distrust(row, &slice, parity - fits);
     }
 
-    /// These parities do not fit their data, and could not be made to. Where all data can be read
-    /// it is enough to have the row synced again; where some has to be computed they are recorded
-    /// as bad, so that nothing is computed from them.
+    /// These parities do not fit their data, and could not be made to. While all members are there
+    /// it is enough to have the row synced again; otherwise they are recorded as bad, so that
+    /// nothing is computed from them.
     pub(super) fn distrust(&self, row: u64, slice: &Slice, parities: Roles) {
         if parities.is_empty() {
             return;
         }
-        let shape = &self.stripe().shape;
-        let readable = self.slice_members(row, slice, self.row_members(row)).readable;
-        if readable.contains(Roles::all_data(shape.data_chunks)) {
-            return self.shared.require_resync(self.shared.geometry().row_range(row).start);
+        let geometry = self.shared.geometry();
+        let has_failed = self.shared.write_state() == WriteState::Failed;
+        if !has_failed && self.map().in_sync.len() == geometry.members() {
+            return self.shared.require_resync(geometry.row_range(row).start);
         }
         for role in parities.iter() {
             let place = self.place(row, role, slice.start);

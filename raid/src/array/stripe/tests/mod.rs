@@ -1,14 +1,17 @@
 //! The data path of the parity levels in a simulated world: concurrent and overlapping writes from
 //! several cores, lost and failing members, compared with a model of what each block may hold.
 
+mod faults;
 mod rig;
+mod streams;
+mod unsynced;
 
 use std::rc::Rc;
 
 use super::*;
-use crate::array::{IN_SYNC, MemberState};
+use crate::array::MemberState;
 use crate::geometry::Level;
-use rig::{BLOCK, Fault, Model, Plan, Rig};
+use rig::{BLOCK, Model, Plan, Rig};
 
 /// Where the hosts of a test write, and what.
 #[derive(Clone, Copy)]
@@ -29,7 +32,7 @@ type Errors = Rc<RefCell<Vec<ArrayError>>>;
 fn run_load(rig: &Rig, model: &Rc<Model>, load: Load) -> Vec<ArrayError> {
     let errors = Errors::default();
     let left = Rc::new(Cell::new(load.hosts));
-    for host in 0..load.hosts {
+    for _ in 0..load.hosts {
         let world = Rc::clone(&rig.world);
         let arrays = rig.arrays.clone();
         let (pool, model, errors) = (rig.pool.clone(), Rc::clone(model), Rc::clone(&errors));
@@ -71,7 +74,6 @@ fn run_load(rig: &Rig, model: &Rc<Model>, load: Load) -> Vec<ArrayError> {
                 }
             }
             left.set(left.get() - 1);
-            drop(host);
         });
     }
     assert!(rig.world.run_until(|| left.get() == 0), "the hosts wait for ever");

@@ -101,7 +101,7 @@ impl Streams {
                 stream.enough = ENOUGH;
             } else {
                 stream.credit = 0;
-                stream.enough = (4 * stream.enough).min(MOST);
+                stream.enough = (2 * stream.enough).min(MOST);
             }
         }
     }

@@ -221,7 +221,9 @@ impl<D: Drive> Array<D> {
         let stripe = self.stripe();
         for index in 0..work.jobs.len() {
             work.compute(index, stripe.shape.data_chunks, &self.zeros);
-            let repairs = work.jobs[index].task.unreadable & writable;
+            // What changes is written anyway, and must not meet its old contents on the way.
+            let Task { slice, unreadable } = work.jobs[index].task;
+            let repairs = (unreadable & writable) - slice.modified;
             work.make_writes(
                 index,
                 repairs,

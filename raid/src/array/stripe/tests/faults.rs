@@ -84,7 +84,6 @@ fn raid6_tolerates_two_faults() {
             for call in (0..calls).step_by(5) {
                 for later in [0, 1, 2, 7, 40] {
                     let faults = [(call, first), (call + later, second)];
-                    println!("{faults:?}");
                     let (rig, model, errors) = run_with(&plan, 3, &faults);
                     assert_eq!(errors, [], "{faults:?}");
                     check_after(&rig, &model);

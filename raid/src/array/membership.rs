@@ -246,6 +246,10 @@ impl Membership {
         })
     }
 
+    pub(super) fn is_degraded(&self) -> bool {
+        self.map.in_sync.len() < self.members.len()
+    }
+
     pub(super) fn has_failed(&self) -> bool {
         self.failure.is_some()
     }

@@ -13,7 +13,6 @@
 
 mod counters;
 mod gather;
-mod hooks;
 mod pass;
 mod plan;
 mod queue;

@@ -28,14 +28,15 @@
 //! that the level could not lose: it is still read, and what it took of the slice is unknown.
 
 use std::future::poll_fn;
+use std::ops::Range;
 
 use super::super::error::ArrayError;
 use super::super::fan::fan_out;
+use super::super::intent::{IntentToken, LogRecord};
 use super::super::member::MemberError;
 use super::super::shared::WriteState;
 use super::super::write::Armed;
 use super::super::{Array, Done};
-use super::hooks::Record;
 use super::plan::{Cut, Members, Roles, Slice, plan_write};
 use super::queue::{Kind, Turn};
 use super::reserve::Claim;
@@ -51,6 +52,8 @@ pub(super) struct Outcome {
     pub(super) failed: Option<MemberError>,
     /// Slot of a member without space.
     pub(super) no_space: Option<usize>,
+    /// Parity does not fit its data, and that is known nowhere else.
+    pub(super) differs: bool,
 }
 
 impl Outcome {
@@ -65,6 +68,7 @@ impl Outcome {
     fn merge(&mut self, other: Self) {
         self.failed = self.failed.or(other.failed);
         self.no_space = self.no_space.or(other.no_space);
+        self.differs |= other.differs;
     }
 }
 
@@ -151,9 +155,11 @@ impl<D: Drive> Array<D> {
     async fn pass(&self, row: u64, work: &mut Workspace) -> Done {
         let stripe = self.stripe();
         let shape = &stripe.shape;
-        let mut cut = Cut::new(shape.data_chunks, shape.parities, self.has_log());
-        let record = self.max_record_bytes();
-        cut.max_bytes = cut.max_bytes.min(record - record % self.block_bytes);
+        let intent = &self.shared.intent;
+        let mut cut = Cut::new(shape.data_chunks, shape.parities, intent.has_log());
+        let record_bytes = u32::try_from(intent.max_record_bytes()).unwrap_or(u32::MAX);
+        let in_blocks = record_bytes - record_bytes % self.block_bytes;
+        cut.max_bytes = cut.max_bytes.min(in_blocks.max(self.block_bytes));
         work.cut_writes(&cut, shape.chunk_bytes, self.zeros.len() as u32);
         let token = self.begin_intent(self.shared.geometry().row_range(row)).await?;
         self.count_pass(work);
@@ -164,7 +170,7 @@ impl<D: Drive> Array<D> {
         }
         let no_space = outcome.no_space.map(|slot| ArrayError::NoSpace { slot });
         let settled = self.settled(outcome.failed).await;
-        let ended = self.end_intent(token, result.is_ok()).await;
+        let ended = intent.end(self, token, !outcome.differs).await;
         settled.and(result).and(no_space.map_or(Ok(()), Err)).and(ended)
     }
 
@@ -287,13 +293,13 @@ impl<D: Drive> Array<D> {
         // What only makes parity right changes no data that a record could be about.
         let token = match job.task.slice.modified.is_empty() {
             true => None,
-            false => match self.log(self.record(row, job)).await {
+            false => match self.shared.intent.log(self, Self::record(row, job)).await {
                 Ok(token) => Some(token),
                 Err(error) => return Stored::Failed(error),
             },
         };
         if self.shared.epoch() != epoch {
-            token.into_iter().for_each(|token| self.logged_end(token));
+            token.into_iter().for_each(|token| self.shared.intent.logged_end(token));
             return Stored::Again;
         }
         let mut outcome = Outcome::default();
@@ -303,24 +309,39 @@ impl<D: Drive> Array<D> {
         fan_out(job.writes.len(), writes, |result| outcome.add(result)).await;
         if outcome.failed.is_some() && self.shared.write_state() == WriteState::Failed {
             // A member that is still read holds old data, new, or some of each.
-            self.distrust(row, &job.task.slice, job.plan.writes & Roles::PARITIES);
+            let parity = job.plan.writes & Roles::PARITIES;
+            outcome.differs |= self.distrust(row, &job.task.slice, parity);
         } else if outcome.no_space.is_some() {
-            Box::pin(self.reconcile(row, work, job, claim)).await;
+            outcome.differs |= Box::pin(self.reconcile(row, work, job, claim)).await;
         }
-        token.into_iter().for_each(|token| self.logged_end(token));
+        if let Some(token) = token {
+            if outcome.failed.is_some() {
+                // The record is good for as long as a start could believe that member.
+                let _ = self.shared.settled().await;
+            }
+            self.shared.intent.logged_end(token);
+        }
         Stored::Written(outcome)
     }
 
-    fn record(&self, row: u64, job: &Job) -> Record {
+    fn record(row: u64, job: &Job) -> LogRecord {
         let slice = job.task.slice;
-        Record {
+        let [p, q] = job.partial.clone();
+        LogRecord {
             row,
-            within_bytes: slice.start,
+            within_bytes: u64::from(slice.start),
             len_bytes: slice.len,
             first: slice.modified.indices().next().unwrap_or(0),
             count: slice.modified.count(),
-            partial: job.partial.clone(),
+            p,
+            q,
         }
+    }
+
+    /// Makes it durable that a range of the array is about to be written.
+    pub(super) async fn begin_intent(&self, range: Range<u64>) -> Result<IntentToken, ArrayError> {
+        self.check_not_failed()?;
+        self.shared.intent.begin(self, range).await
     }
 
     /// Reads what the batch's plans need. False if not all of it could be read; it is noted at the
@@ -351,7 +372,14 @@ impl<D: Drive> Array<D> {
     }
 
     /// Makes parity fit what the members have of a slice, after one had no space for its part.
-    async fn reconcile(&self, row: u64, work: &Workspace, job: &Job, claim: &Claim<'_>) {
+    /// Answers as [`Self::distrust`].
+    async fn reconcile(
+        &self,
+        row: u64,
+        work: &Workspace,
+        job: &Job,
+        claim: &Claim<'_>,
+    ) -> bool {
         let slice = job.task.slice;
         let parity = job.plan.writes & Roles::PARITIES;
         let fits = match self.fitting_parity(row, work, job, claim).await {
@@ -368,26 +396,28 @@ impl<D: Drive> Array<D> {
             }
             None => Roles::NONE,
         };
-        self.distrust(row, &slice, parity - fits);
+        self.distrust(row, &slice, parity - fits)
     }
 
     /// These parities do not fit their data, and could not be made to. While all members are there
     /// it is enough to have the row synced again; otherwise they are recorded as bad, so that
-    /// nothing is computed from them.
-    pub(super) fn distrust(&self, row: u64, slice: &Slice, parities: Roles) {
+    /// nothing is computed from them. Answers whether the row has to be synced.
+    pub(super) fn distrust(&self, row: u64, slice: &Slice, parities: Roles) -> bool {
         if parities.is_empty() {
-            return;
+            return false;
         }
         let geometry = self.shared.geometry();
         let has_failed = self.shared.write_state() == WriteState::Failed;
         if !has_failed && self.map().in_sync.len() == geometry.members() {
-            return self.shared.require_resync(geometry.row_range(row).start);
+            self.shared.require_resync(geometry.row_range(row).start);
+            return true;
         }
         for role in parities.iter() {
             let place = self.place(row, role, slice.start);
             let end_bytes = place.offset_bytes + u64::from(slice.len);
             self.shared.add_bad_blocks(place.slot, place.offset_bytes..end_bytes);
         }
+        false
     }
 
     /// Makes the parity of a row fit its data, whatever it was. The row is held.

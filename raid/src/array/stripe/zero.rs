@@ -9,10 +9,10 @@ use std::ops::Range;
 
 use super::super::error::ArrayError;
 use super::super::fan::fan_out;
+use super::super::intent::LogRecord;
 use super::super::write::{Armed, Zeroing};
 use super::super::{Array, Done};
 use super::Ticket;
-use super::hooks::Record;
 use super::pass::Outcome;
 use super::plan::{Roles, Slice};
 use super::queue::Kind;
@@ -72,7 +72,7 @@ impl<D: Drive> Array<D> {
         let token = self.begin_intent(range).await?;
         let mut outcome = Outcome::default();
         let mut result = Ok(());
-        if self.has_log() {
+        if self.shared.intent.has_log() {
             // One after the other: space of the log may have to be given back in between.
             for row in rows {
                 result = result.and(self.zero_logged(row, kind, &mut outcome).await);
@@ -82,43 +82,42 @@ impl<D: Drive> Array<D> {
             let end = geometry.row_component_offset(rows.end - 1)
                 + u64::from(self.stripe().shape.chunk_bytes);
             self.zero_places(place..end, kind, &mut outcome).await;
-            if outcome.no_space.is_some() {
-                for row in rows {
-                    self.fit_row(row).await;
-                }
-            }
+            self.fit_rows(rows, &mut outcome).await;
         }
         let no_space = outcome.no_space.map(|slot| ArrayError::NoSpace { slot });
         let settled = self.settled(outcome.failed).await;
-        let ended = self.end_intent(token, no_space.is_none() && result.is_ok()).await;
+        let ended = self.shared.intent.end(self, token, !outcome.differs).await;
         settled.and(result).and(no_space.map_or(Ok(()), Err)).and(ended)
     }
 
     async fn zero_logged(&self, row: u64, kind: Zeroing, outcome: &mut Outcome) -> Done {
         let shape = &self.stripe().shape;
         let place = self.shared.geometry().row_component_offset(row);
-        let record = || Record {
+        let record = || LogRecord {
             row,
             within_bytes: 0,
             len_bytes: shape.chunk_bytes,
             first: 0,
             count: shape.data_chunks,
-            partial: [None, None],
+            p: None,
+            q: None,
         };
         let token = loop {
             self.check_not_failed()?;
             let epoch = self.shared.epoch();
-            let token = self.log(record()).await?;
+            let token = self.shared.intent.log(self, record()).await?;
             if self.shared.epoch() == epoch {
                 break token;
             }
-            self.logged_end(token);
+            self.shared.intent.logged_end(token);
         };
         self.zero_places(place..place + u64::from(shape.chunk_bytes), kind, outcome).await;
-        if outcome.no_space.is_some() {
-            self.fit_row(row).await;
+        self.fit_rows(row..row + 1, outcome).await;
+        if outcome.failed.is_some() {
+            // The record is good for as long as a start could believe that member.
+            let _ = self.shared.settled().await;
         }
-        self.logged_end(token);
+        self.shared.intent.logged_end(token);
         Ok(())
     }
 
@@ -160,12 +159,19 @@ impl<D: Drive> Array<D> {
         armed.disarm();
     }
 
-    /// A row was zeroed in part only: makes its parity fit what its members have.
-    async fn fit_row(&self, row: u64) {
-        if self.sync_row(row).await.is_err() {
-            let shape = &self.stripe().shape;
-            let chunk = Slice { start: 0, len: shape.chunk_bytes, modified: Roles::NONE };
-            self.distrust(row, &chunk, self.row_members(row).writable & Roles::PARITIES);
+    /// If rows were zeroed in part only: makes their parity fit what their members have.
+    async fn fit_rows(&self, rows: Range<u64>, outcome: &mut Outcome) {
+        let has_failed = self.check_not_failed().is_err() && outcome.failed.is_some();
+        if outcome.no_space.is_none() && !has_failed {
+            return;
+        }
+        for row in rows {
+            if has_failed || self.sync_row(row).await.is_err() {
+                let shape = &self.stripe().shape;
+                let chunk = Slice { start: 0, len: shape.chunk_bytes, modified: Roles::NONE };
+                let parity = self.row_members(row).writable & Roles::PARITIES;
+                outcome.differs |= self.distrust(row, &chunk, parity);
+            }
         }
     }
 }

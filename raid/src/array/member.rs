@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::agreement::IN_SYNC;
 use super::shared::{MemberCounters, Shared};
 use super::write::Armed;
+use crate::buffer::SharedBuffer;
 use crate::drive::{Drive, DriveError};
 
 /// "Operation not supported".

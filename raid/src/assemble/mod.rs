@@ -30,7 +30,7 @@ mod plan;
 mod standing;
 
 pub use create::{CreatePlan, NewArray, create, plan_create};
-pub use describe::{Description, Found, describe, find_members, wipe};
+pub use describe::{Description, Found, describe, find_members, local_drives, wipe};
 pub use error::{AddError, AssembleError, CreateError, NotMember, UpdateError};
 pub use examine::{Examined, examine, examine_medium};
 pub use handle::{ArrayHandle, Member, Recorded};

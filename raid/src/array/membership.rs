@@ -246,6 +246,10 @@ impl Membership {
         })
     }
 
+    pub(super) fn is_degraded(&self) -> bool {
+        self.map.in_sync.len() < self.members.len()
+    }
+
     pub(super) fn has_failed(&self) -> bool {
         self.failure.is_some()
     }
@@ -296,15 +300,7 @@ impl Membership {
 
 /// Whether the data is complete on these members alone.
 fn is_complete(geometry: &Geometry, in_sync: SlotSet) -> bool {
-    let members = geometry.members();
-    let copies = geometry.copies();
-    if copies == 1 {
-        return in_sync.len() == members;
-    }
-    // The copies of a chunk are on consecutive slots, and each chunk begins where the last one's
-    // copies end; after as many chunks as members it begins anew.
-    (0..members)
-        .all(|chunk| (0..copies).any(|copy| in_sync.contains((chunk * copies + copy) % members)))
+    geometry.survives(|slot| !in_sync.contains(slot))
 }
 
 /// The members' states.

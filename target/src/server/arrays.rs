@@ -17,16 +17,16 @@ use raidfabric_raid::assemble::{
     find_members,
 };
 use raidfabric_raid::device::{
-    DeviceError, Intent, OpenDevice, Patience, advice, open, open_patiently,
+    DeviceError, Identity, Intent, OpenDevice, Patience, advice, open, open_patiently,
 };
 use raidfabric_raid::geometry::{self, Geometry, GeometryError};
 use raidfabric_raid::memory::MemoryDrive;
 use raidfabric_raid::metadata::{self, superblock};
 use uuid::Uuid;
 
-use super::state::{StateDirectory, StateError};
+use super::state::{Record, StateDirectory, StateError};
 use super::temperature;
-use crate::config::drives::Drives;
+use crate::config::drives::{Drives, Listed};
 use crate::config::{Array, Level};
 use crate::core::MemberPlan;
 use crate::runtime::DriveFacts;
@@ -154,6 +154,17 @@ pub enum ArrayStartError {
         /// Its block.
         block_bytes: u32,
     },
+    /// It is to be created, and not all of its drives are there.
+    #[error(
+        "array {array}: {absent}; it does not exist yet, so it is created only once all of its \
+         drives are there. `ls -l /dev/disk/by-id` shows which are"
+    )]
+    Absent {
+        /// The array.
+        array: String,
+        /// What is not there.
+        absent: String,
+    },
     /// The state directory.
     #[error(transparent)]
     State(#[from] StateError),
@@ -197,6 +208,17 @@ pub struct OpenArray {
     memory: Vec<MemoryDrive>,
 }
 
+/// What is said of a member's drive.
+#[derive(Clone, Debug)]
+pub struct DriveLabel {
+    /// The name that does not move, if there is one.
+    pub name: String,
+    /// Its serial number.
+    pub serial: Option<String>,
+    /// How warm it is.
+    pub temperature_kelvin: Option<u16>,
+}
+
 /// Opens drives of an array for ourselves, waiting so long for a predecessor that was killed.
 ///
 /// # Errors
@@ -224,6 +246,15 @@ pub(super) fn own_drives(
 fn look_at_drives(array: &str, paths: &[PathBuf]) -> Result<Vec<OpenDevice>, ArrayStartError> {
     let device = |source| ArrayStartError::Device { array: array.to_owned(), source };
     paths.iter().map(|path| open(path, Intent::Examine).map_err(device)).collect()
+}
+
+/// That every member that the file names is there.
+pub(super) fn all_present(array: &str, listed: &Listed) -> Result<(), ArrayStartError> {
+    if listed.absent.is_empty() {
+        return Ok(());
+    }
+    let absent: Vec<_> = listed.absent.iter().map(ToString::to_string).collect();
+    Err(ArrayStartError::Absent { array: array.to_owned(), absent: absent.join("; ") })
 }
 
 /// Reads what drives hold.
@@ -263,7 +294,7 @@ impl Survey {
     /// `open` opens the drives.
     fn new(
         array: &Array,
-        paths: &[PathBuf],
+        listed: &Listed,
         homehost: Option<String>,
         state: Option<&StateDirectory>,
         open: impl FnOnce(&[PathBuf]) -> Result<Vec<OpenDevice>, ArrayStartError>,
@@ -271,7 +302,7 @@ impl Survey {
         let name = &array.name;
         let record = state.map(|state| state.record(name)).transpose()?.flatten();
         let known = array.uuid.or(record.as_ref().map(|record| record.uuid));
-        let media = open(&with_moved_members(paths, known))?;
+        let media = open(&with_moved_members(&listed.present, known))?;
         let examined = examine_all(name, &media)?;
         // Which array is meant, if drives of several are listed: the configured one, or the one that
         // is remembered, and not whatever the first drive of the list has.
@@ -292,6 +323,9 @@ impl Survey {
             assemble::decide(&examined, &expected, &new_array(array, homehost)).map_err(
                 |source| ArrayStartError::Drives { array: name.clone(), source: Box::new(source) },
             )?;
+        if matches!(decision, Decision::Create(_)) {
+            all_present(name, listed)?;
+        }
         let Some((record, state)) = record.zip(state) else {
             return Ok(Self { media, examined, decision });
         };
@@ -335,9 +369,9 @@ impl Outlook {
         drives: &Drives,
         state: Option<&StateDirectory>,
     ) -> Result<Self, ArrayStartError> {
-        let Drives::Paths(paths) = drives else { return Ok(Self::Memory) };
+        let Drives::Paths(listed) = drives else { return Ok(Self::Memory) };
         let open = |paths: &[PathBuf]| look_at_drives(&array.name, paths);
-        Ok(match Survey::new(array, paths, None, state, open)?.decision {
+        Ok(match Survey::new(array, listed, None, state, open)?.decision {
             Decision::Assemble(plan) => Self::Exists(Box::new(plan.info)),
             Decision::Create(_) => Self::Blank,
         })
@@ -356,16 +390,16 @@ impl Prospect {
         state: Option<&StateDirectory>,
     ) -> Result<Self, ArrayStartError> {
         let name = array.name.clone();
-        let paths = match drives {
+        let listed = match drives {
             Drives::Memory(sizes) => {
                 let geometry = memory_geometry(array, sizes)?;
                 let drives = sizes.iter().map(|&size| MemoryDrive::new(size)).collect();
                 return Ok(Self { name, kind: Kind::Memory(geometry, drives) });
             }
-            Drives::Paths(paths) => paths,
+            Drives::Paths(listed) => listed,
         };
         let open = |paths: &[PathBuf]| own_drives(&name, paths, PREDECESSOR_PATIENCE);
-        let survey = Survey::new(array, paths, homehost, state, open)?;
+        let survey = Survey::new(array, listed, homehost, state, open)?;
         Ok(Self { name, kind: Kind::Drives(survey) })
     }
 
@@ -438,12 +472,23 @@ pub(super) fn settle(
     state: Option<&StateDirectory>,
 ) -> Result<OpenArray, ArrayStartError> {
     if let Some(state) = state {
-        state.remember(&array.name, array.uuid, array.member_names())?;
+        let events = array.events().map(|events| remembered_events(state, &array, events));
+        let record = Record::new(array.uuid, array.member_names(), events);
+        state.remember(&array.name, &record)?;
     }
     if let Some(advice) = advice::assembly_advice(array.uuid) {
         tracing::warn!(array = array.name, "{advice}");
     }
     Ok(array)
+}
+
+/// The event count to be remembered of an array that starts with `events`: what is remembered stays,
+/// as no member has been lost since; otherwise one less than now, which no lost member has, and every
+/// member does that a crash left one behind.
+fn remembered_events(state: &StateDirectory, array: &OpenArray, events: u64) -> u64 {
+    let known = state.record(&array.name).ok().flatten();
+    let known = known.filter(|known| known.uuid == array.uuid).and_then(|known| known.events);
+    known.filter(|known| *known <= events).unwrap_or_else(|| events.saturating_sub(1))
 }
 
 /// Beside the listed drives, those that carry the array's UUID under other names.
@@ -567,6 +612,13 @@ impl OpenArray {
         handle.members().iter().map(name).collect()
     }
 
+    /// The event count of its superblocks; none in memory.
+    fn events(&self) -> Option<u64> {
+        let handle = self.handle.as_ref()?;
+        let handle = handle.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        Some(handle.info().events)
+    }
+
     /// The members' names by slot; none in memory.
     pub fn member_names(&self) -> Vec<String> {
         self.handle.as_ref().map_or_else(Vec::new, |handle| {
@@ -575,18 +627,24 @@ impl OpenArray {
         })
     }
 
+    /// The members' drives by slot; none in memory.
+    pub fn drives(&self) -> Vec<DriveLabel> {
+        let Some(handle) = &self.handle else { return Vec::new() };
+        let handle = handle.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let identities: Vec<_> =
+            handle.members().iter().map(|member| member.medium().identity().clone()).collect();
+        drop(handle);
+        let label = |identity: &Identity| DriveLabel {
+            name: identity.name(),
+            serial: identity.serial.clone(),
+            temperature_kelvin: identity.kernel_name.as_deref().and_then(temperature::of_drive),
+        };
+        identities.iter().map(label).collect()
+    }
+
     /// The temperature of its warmest drive in kelvin; 0 if none has a sensor.
     pub fn temperature_kelvin(&self) -> u16 {
-        self.handle.as_ref().map_or(0, |handle| {
-            let handle = handle.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            let names = handle
-                .members()
-                .iter()
-                .filter_map(|member| member.medium().identity().kernel_name.clone());
-            let names: Vec<_> = names.collect();
-            drop(handle);
-            names.iter().filter_map(|name| temperature::of_drive(name)).max().unwrap_or(0)
-        })
+        self.drives().iter().filter_map(|drive| drive.temperature_kelvin).max().unwrap_or(0)
     }
 
     /// Whether acknowledged writes may be in a volatile cache until a flush.

@@ -4,7 +4,9 @@
 
 mod array;
 mod bench;
+mod control;
 mod documentation;
+mod drive;
 mod program;
 mod service;
 mod streams;

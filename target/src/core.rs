@@ -425,7 +425,7 @@ fn arrays(
         .map(|plan| {
             let members = plan.members.into_iter().map(member).collect();
             let array = Array::new(plan.shared, members, Rc::clone(endpoint), pool.clone())?;
-            Ok(Rc::new(array))
+            Ok(Rc::new(array.with_timer(Rc::new(runtime::Clock::new()))))
         })
         .collect()
 }

@@ -2,29 +2,34 @@
 //! added, errors are counted, and reads under way are known for balancing.
 
 use std::cell::Cell;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::shared::{IN_SYNC, MemberCounters, Shared};
+use super::agreement::IN_SYNC;
+use super::shared::{MemberCounters, Shared};
 use super::write::Armed;
 use crate::buffer::{Buffer, SharedBuffer};
-use crate::drive::{Drive, DriveError};
+use crate::drive::{Drive, DriveError, ReadFailure};
 
 /// "Operation not supported".
 const EOPNOTSUPP: i32 = 95;
 
 /// What a member said no to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct MemberError {
-    pub(super) slot: usize,
-    pub(super) error: DriveError,
+pub(in crate::array) struct MemberError {
+    pub(in crate::array) slot: usize,
+    pub(in crate::array) error: DriveError,
 }
 
-/// One member on one core.
+/// One member on one core. Operations hold it, so that the slot can get another drive while they
+/// are under way.
 pub(super) struct Member<D> {
     drive: D,
     slot: usize,
     data_offset_bytes: u64,
     has_volatile_cache: bool,
+    /// Hosts were told that what is acknowledged is safe: every write must be.
+    always_fua: bool,
     reads_under_way: Cell<u32>,
     /// Where the newest read ends: a read that begins there continues a stream.
     next_sequential: Cell<u64>,
@@ -33,24 +38,22 @@ pub(super) struct Member<D> {
 }
 
 impl<D: Drive> Member<D> {
-    pub(super) fn new(drive: D, slot: usize, data_offset_bytes: u64) -> Self {
+    pub(super) fn new(drive: D, slot: usize, data_offset_bytes: u64, always_fua: bool) -> Self {
+        let has_volatile_cache = drive.has_volatile_cache();
         Self {
-            has_volatile_cache: drive.has_volatile_cache(),
+            has_volatile_cache,
             drive,
             slot,
             data_offset_bytes,
+            always_fua: always_fua && has_volatile_cache,
             reads_under_way: Cell::new(0),
             next_sequential: Cell::new(u64::MAX),
-            cannot_zero: Cell::new(false),
+            cannot_zero: Cell::new(always_fua && has_volatile_cache),
         }
     }
 
-    pub(super) fn slot(&self) -> usize {
-        self.slot
-    }
-
-    pub(super) fn has_volatile_cache(&self) -> bool {
-        self.has_volatile_cache
+    pub(super) fn late_operations(&self) -> usize {
+        self.drive.late_operations()
     }
 
     pub(super) fn cannot_zero(&self) -> bool {
@@ -68,16 +71,18 @@ impl<D: Drive> Member<D> {
     }
 
     pub(super) async fn read(
-        &self,
+        self: Rc<Self>,
         shared: &Shared,
         offset_bytes: u64,
         buffer: Buffer,
-    ) -> (Result<(), MemberError>, Buffer) {
+    ) -> Result<Buffer, ReadFailure> {
         self.next_sequential.set(offset_bytes + buffer.len() as u64);
         let under_way = UnderWay::count(&self.reads_under_way);
-        let (result, buffer) = self.drive.read(self.data_offset_bytes + offset_bytes, buffer).await;
+        let result = self.drive.read(self.data_offset_bytes + offset_bytes, buffer).await;
         drop(under_way);
-        (result.map_err(|error| self.count(shared, error, |counters| &counters.reads)), buffer)
+        result.inspect_err(|failure| {
+            self.count(shared, failure.error, |counters| &counters.reads);
+        })
     }
 
     pub(super) async fn write(
@@ -87,7 +92,7 @@ impl<D: Drive> Member<D> {
         data: SharedBuffer,
         fua: bool,
     ) -> Result<(), MemberError> {
-        let fua = fua && self.has_volatile_cache;
+        let fua = (fua && self.has_volatile_cache) || self.always_fua;
         let result = self.drive.write(self.data_offset_bytes + offset_bytes, data, fua).await;
         result.map_err(|error| {
             // A drive that does not support writing has failed; only zeroing may be unsupported.

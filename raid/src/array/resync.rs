@@ -9,29 +9,30 @@
 //!   (`Shared::end_resync_step`), from where the write was if that is lower.
 //! * Before a position is given to the [`Keeper`](super::Keeper) all members are flushed; the
 //!   position is the one from before the flush.
-//! * A block that the first copy cannot read is taken from another copy, and written to all.
-//!   Known: who read it from the first copy, before that became unreadable, may then see another
-//!   value. Likewise a block that no copy can read is passed over and counts as equal. Both have a
-//!   test that is ignored until reads of what is not in sync make it so before they answer.
+//! * A block that the first copy cannot read is taken from another copy, and written to all. Nobody
+//!   can have read another value before, because reads of what need not agree make it so. A block
+//!   that no copy can read is recorded as bad on all: it stays an error until it is written.
 //! * While the host is busy, one shard at a time is copied and then the resync rests for as long
 //!   as three times that took, but never so long that it falls below its guaranteed rate.
 //! * Lack of space below a member, or of memory, makes it wait and try again.
 
-use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::future::{join_all, select};
 
+use super::agreement::IN_SYNC;
 use super::error::ArrayError;
 use super::fan::fan_out;
+use super::member::Member;
 use super::progress::Stall;
-use super::shared::IN_SYNC;
+use super::timer::Timer;
 use super::write::{Armed, Outcome, Work};
-use super::{Answer, Array};
+use super::{Array, Done};
+use crate::buffer::SharedBuffer;
 use crate::drive::Drive;
-use crate::geometry::Extent;
+use crate::geometry::{Extent, Place};
 
 /// What is copied under one lock.
 const PIECE_BYTES: u64 = 256 << 10;
@@ -47,15 +48,6 @@ const SPACE_RETRY: Duration = Duration::from_secs(5);
 
 /// How long to wait before trying again without memory.
 const MEMORY_RETRY: Duration = Duration::from_millis(10);
-
-/// A clock that can be waited on; the executor's, or a test's own.
-pub trait Timer {
-    /// Time since some fixed moment.
-    fn now(&self) -> Duration;
-
-    /// Waits for that long.
-    fn sleep(&self, time: Duration) -> impl Future<Output = ()>;
-}
 
 /// Knows whether the host is busy.
 struct HostWatch {
@@ -156,7 +148,7 @@ impl<D: Drive> Array<D> {
     }
 
     /// Syncs from `position` to the end of its shard, or of several shards, and returns how far.
-    async fn resync_step(&self, position: u64, busy: bool) -> (Answer, u64) {
+    async fn resync_step(&self, position: u64, busy: bool) -> (Done, u64) {
         let geometry = self.shared.geometry();
         let first = geometry.shard_of(position);
         let count = if busy { 1 } else { SHARDS_AT_ONCE as u64 };
@@ -170,35 +162,35 @@ impl<D: Drive> Array<D> {
         });
         let works: Vec<_> = works.collect();
         let answers = join_all(works).await;
-        (answers.into_iter().fold(Ok(()), Result::and), end)
+        (answers.into_iter().fold(Ok(()), |all, answer| all.and(answer.result)), end)
     }
 
     /// Flushes all members and has the position recorded; false if that failed.
     async fn checkpoint(&self, position: u64) -> bool {
-        if self.flush().await.is_err() {
+        if self.flush_once().await.is_err() {
             return false;
         }
         // A write may have left copies unequal below it during the flush.
         let position = position.min(self.shared.resync_position_bytes());
-        self.shared.keeper().checkpoint_resync(position);
+        self.shared.checkpoint_resync(position);
         true
     }
 
     /// Ends the pass: true if that is done, one way or the other.
     async fn finish_resync(&self, position: u64) -> bool {
-        if self.flush().await.is_err() {
+        if self.flush_once().await.is_err() {
             return true;
         }
         if !self.shared.end_resync_step(position, IN_SYNC) {
             return false;
         }
         self.shared.resync_completed();
-        self.shared.keeper().checkpoint_resync(IN_SYNC);
+        self.shared.checkpoint_resync(IN_SYNC);
         true
     }
 
     /// Makes the copies of a range within a shard equal, on its owner, piece by piece.
-    pub(super) async fn sync_shard(&self, offset_bytes: u64, len_bytes: u64) -> Answer {
+    pub(super) async fn sync_shard(&self, offset_bytes: u64, len_bytes: u64) -> Done {
         let shard = self.shared.geometry().shard_of(offset_bytes);
         let end = offset_bytes + len_bytes;
         let mut at = offset_bytes;
@@ -218,7 +210,7 @@ impl<D: Drive> Array<D> {
     }
 
     /// Copies the first copy of a range over the others; the range is held.
-    pub(super) async fn copy_first_copy(&self, offset_bytes: u64, len_bytes: u64) -> Answer {
+    pub(super) async fn copy_first_copy(&self, offset_bytes: u64, len_bytes: u64) -> Done {
         let most = PIECE_BYTES.min(self.pool.max_block_bytes() as u64);
         let end = offset_bytes + len_bytes;
         let mut at = offset_bytes;
@@ -231,77 +223,91 @@ impl<D: Drive> Array<D> {
         Ok(())
     }
 
-    async fn copy_extent(&self, offset_bytes: u64, extent: &Extent) -> Answer {
+    async fn copy_extent(&self, offset_bytes: u64, extent: &Extent) -> Done {
+        let end_bytes = offset_bytes + extent.len_bytes;
+        let is_readable = |place: &Place| self.is_readable(*place, extent.len_bytes, end_bytes);
+        let first = (0..extent.copies).map(|copy| extent.place(copy)).find(is_readable);
         if extent.copies == 1 {
             return Ok(());
         }
+        let Some(source) = first else {
+            return self.copy_block_by_block(offset_bytes, extent).await;
+        };
         let buffer = self.pool.allocate(extent.len_bytes as usize).ok_or(ArrayError::NotReady)?;
-        let source = extent.place(0);
-        let member = &self.members[source.slot];
-        let (result, buffer) = member.read(&self.shared, source.offset_bytes, buffer).await;
-        if result.is_err() {
-            drop(buffer);
+        let Ok(buffer) = self.read_member(source, buffer).await else {
+            return self.copy_block_by_block(offset_bytes, extent).await;
+        };
+        // It may have lost writes that it had acknowledged.
+        if !is_readable(&source) {
             return self.copy_block_by_block(offset_bytes, extent).await;
         }
-        let data = buffer.freeze();
+        self.copy_to_others(extent, source, buffer.freeze()).await
+    }
+
+    /// Writes what was read from one copy of an extent over all others.
+    async fn copy_to_others(&self, extent: &Extent, source: Place, data: SharedBuffer) -> Done {
         let is_zero = is_zero(&data);
+        let writable = self.writable();
         let mut outcome = Outcome::default();
-        let writes = (1..extent.copies).map(|copy| {
-            let (place, data) = (extent.place(copy), data.clone());
-            let member = &self.members[place.slot];
+        let others = (0..extent.copies)
+            .map(|copy| extent.place(copy))
+            .filter(|place| *place != source && writable.contains(place.slot));
+        let writes = others.map(|place| {
+            let data = data.clone();
             async move {
                 if is_zero {
-                    let len = data.len() as u64;
-                    let zeroed = member.zero(&self.shared, place.offset_bytes, len, true).await;
-                    if !member.cannot_zero() {
+                    let zeroed = self.zero_member(place, data.len() as u64, true).await;
+                    let cannot = |member: &Member<D>| member.cannot_zero();
+                    if !self.member(place.slot).is_some_and(|member| cannot(&member)) {
                         return zeroed;
                     }
                 }
-                member.write(&self.shared, place.offset_bytes, data, false).await
+                self.write_member(place, data, false).await
             }
         });
         fan_out(extent.copies - 1, writes, |result| outcome.add(result)).await;
-        self.synced(offset_bytes, &outcome)
+        match outcome.no_space() {
+            Some(slot) => Err(ArrayError::NoSpace { slot }),
+            None => self.settled(None).await,
+        }
     }
 
     /// The same where the first copy could not be read in one go: each block comes from the first
-    /// copy that can be read, and goes to all others. A block that none can read stays as it is.
-    async fn copy_block_by_block(&self, offset_bytes: u64, extent: &Extent) -> Answer {
+    /// copy that can be read, and goes to all others. A block that none can read is bad on all of
+    /// them: they may differ there.
+    async fn copy_block_by_block(&self, offset_bytes: u64, extent: &Extent) -> Done {
         let block_bytes = u64::from(self.block_bytes);
-        for from in (0..extent.len_bytes).step_by(self.block_bytes as usize) {
-            let mut buffer =
-                Some(self.pool.allocate(self.block_bytes as usize).ok_or(ArrayError::NotReady)?);
-            for copy in 0..extent.copies {
-                let Some(block) = buffer.take() else { break };
-                let place = extent.place(copy);
-                let member = &self.members[place.slot];
-                let (result, block) =
-                    member.read(&self.shared, place.offset_bytes + from, block).await;
-                if result.is_err() {
-                    buffer = Some(block);
+        let geometry = self.shared.geometry();
+        for at in (offset_bytes..offset_bytes + extent.len_bytes).step_by(block_bytes as usize) {
+            let Some(block) = geometry.extents(at, block_bytes).next() else { break };
+            let mut source = None;
+            for place in (0..block.copies).map(|copy| block.place(copy)) {
+                let buffer =
+                    self.pool.allocate(block_bytes as usize).ok_or(ArrayError::NotReady)?;
+                let is_readable = || self.is_readable(place, block_bytes, at + block_bytes);
+                if !is_readable() {
                     continue;
                 }
-                debug_assert_eq!(block.len() as u64, block_bytes);
-                let data = block.freeze();
-                let mut outcome = Outcome::default();
-                for other in (0..extent.copies).filter(|&other| other != copy) {
-                    let place = extent.place(other);
-                    let member = &self.members[place.slot];
-                    let at = place.offset_bytes + from;
-                    outcome.add(member.write(&self.shared, at, data.clone(), false).await);
+                if let Ok(read) = self.read_member(place, buffer).await
+                    && is_readable()
+                {
+                    source = Some((place, read.freeze()));
+                    break;
                 }
-                self.synced(offset_bytes + from, &outcome)?;
+            }
+            match source {
+                Some((source, data)) => self.copy_to_others(&block, source, data).await?,
+                None => {
+                    let writable = self.writable();
+                    let places = (0..block.copies).map(|copy| block.place(copy));
+                    for place in places.filter(|place| writable.contains(place.slot)) {
+                        let bad = place.offset_bytes..place.offset_bytes + block_bytes;
+                        self.shared.add_bad_blocks(place.slot, bad);
+                    }
+                }
             }
         }
         Ok(())
-    }
-
-    fn synced(&self, offset_bytes: u64, outcome: &Outcome) -> Answer {
-        match (outcome.failed(), outcome.no_space()) {
-            (Some(failed), _) => Err(self.fail_write(offset_bytes, failed)),
-            (None, Some(slot)) => Err(ArrayError::NoSpace { slot }),
-            (None, None) => Ok(()),
-        }
     }
 }
 

@@ -15,7 +15,7 @@ use std::rc::Rc;
 
 use super::world::World;
 use crate::buffer::{Buffer, SharedBuffer};
-use crate::drive::{Drive, DriveError};
+use crate::drive::{Drive, DriveError, ReadFailure};
 
 /// The simulated drives' block size.
 pub(crate) const BLOCK_BYTES: usize = 512;
@@ -315,24 +315,20 @@ impl SimDrive {
 }
 
 impl Drive for SimDrive {
-    async fn read(
-        &self,
-        offset_bytes: u64,
-        mut buffer: Buffer,
-    ) -> (Result<(), DriveError>, Buffer) {
+    async fn read(&self, offset_bytes: u64, mut buffer: Buffer) -> Result<Buffer, ReadFailure> {
         let fault = self.faults.next(Kind::Read);
         self.delay().await;
         let name = self.disk.borrow().name;
         if let Some(error) = fault {
             buffer.fill(0xbd);
             self.world.trace(|| format!("drive {name}: read at {offset_bytes} fails: {error}"));
-            return (Err(error), buffer);
+            return Err(ReadFailure::new(error, buffer));
         }
         let len = buffer.len();
         buffer.copy_from_slice(&self.disk.borrow().visible[offset_bytes as usize..][..len]);
         self.world.trace(|| format!("drive {name}: read at {offset_bytes}, {len} bytes"));
         self.delay().await;
-        (Ok(()), buffer)
+        Ok(buffer)
     }
 
     async fn write(

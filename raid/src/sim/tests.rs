@@ -38,7 +38,10 @@ fn many_lives() {
     let (seeds, is_usual) = seeds(if cfg!(debug_assertions) { 250 } else { 2500 });
     let mut all = Story::default();
     for seed in seeds {
-        all.add(&with_seed(seed, "many lives", || Life::new(seed).live(4, seed % 2 == 1)));
+        all.add(&with_seed(seed, "many lives", || match seed % 2 {
+            0 => Life::new(seed).live(4, false),
+            _ => Life::with_failures(seed).live(4, true),
+        }));
     }
     println!("{all:#?}");
     if is_usual {
@@ -65,14 +68,14 @@ fn an_error_at_every_call() {
     // Of a life there are as many runs as calls, so the number of seeds is not for asking.
     let seeds = number("RAIDFABRIC_SIM_SEED").map_or(0..lives, |seed| seed..seed + 1);
     for seed in seeds {
-        let calls = with_seed(seed, "no error", || Life::new(seed).live(1, false)).calls;
+        let calls = with_seed(seed, "no error", || Life::with_failures(seed).live(1, false)).calls;
         let mut injected = 0;
         for at_call in (seed % stride..calls).step_by(stride as usize) {
             // All four in turn, and every call with each of them over the seeds.
             let error = errors[((at_call / stride + seed) % 4) as usize];
             let what = format!("{error} at call {at_call}");
             let story = with_seed(seed, &what, || {
-                let mut life = Life::new(seed);
+                let mut life = Life::with_failures(seed);
                 life.plan(Some(Plan { at_call, error, only: None, times: 1 }));
                 life.live(2, false)
             });
@@ -88,7 +91,7 @@ fn lives_with(kind: Kind, what: &str) {
     let mut all = Story::default();
     for seed in seeds {
         let story = with_seed(seed, what, || {
-            let mut life = Life::new(seed);
+            let mut life = Life::with_failures(seed);
             let error = DriveError::Io { errno: 5 };
             life.plan(Some(Plan { at_call: seed % 40, error, only: Some(kind), times: 1 }));
             life.live(3, false)

@@ -10,7 +10,7 @@ use std::rc::Rc;
 
 use io_uring::{opcode, types};
 use raidfabric_raid::buffer::{Buffer, SharedBuffer};
-use raidfabric_raid::drive::{Drive, DriveError};
+use raidfabric_raid::drive::{Drive, DriveError, ReadFailure};
 
 use super::op;
 
@@ -70,13 +70,9 @@ impl UringDrive {
 }
 
 impl Drive for UringDrive {
-    async fn read(
-        &self,
-        offset_bytes: u64,
-        mut buffer: Buffer,
-    ) -> (Result<(), DriveError>, Buffer) {
+    async fn read(&self, offset_bytes: u64, mut buffer: Buffer) -> Result<Buffer, ReadFailure> {
         if let Err(error) = self.check_range(offset_bytes, buffer.len() as u64) {
-            return (Err(error), buffer);
+            return Err(ReadFailure::new(error, buffer));
         }
         let mut done = 0;
         while let Some(rest) = buffer.get_mut(done..).filter(|rest| !rest.is_empty()) {
@@ -88,13 +84,17 @@ impl Drive for UringDrive {
             buffer = returned;
             match result {
                 // The end of a file that was truncated under us.
-                Ok(0) => return (DriveError::check_transfer(done, buffer.len()), buffer),
+                Ok(0) => {
+                    let wanted_bytes = buffer.len();
+                    let error = DriveError::Short { done_bytes: done, wanted_bytes };
+                    return Err(ReadFailure::new(error, buffer));
+                }
                 Ok(read) => done += read,
                 Err(error) if is_transient(&error) => {}
-                Err(error) => return (Err(drive_error(&error)), buffer),
+                Err(error) => return Err(ReadFailure::new(drive_error(&error), buffer)),
             }
         }
-        (Ok(()), buffer)
+        Ok(buffer)
     }
 
     async fn write(

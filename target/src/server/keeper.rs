@@ -1,63 +1,57 @@
 //! Makes the arrays' state durable for the data cores.
 //!
-//! A data core asks (the first write after clean, a resync that got on), the control plane writes
-//! superblocks on its blocking pool, one request of an array after the other, and tells the array.
+//! When what an array wants recorded has changed, it wakes the control plane, which writes the
+//! superblocks on its blocking pool, one version of an array after the other, and tells the array.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use raidfabric_raid::array::{Keeper, Shared};
+use raidfabric_raid::array::{Keeper, Shared, Wanted};
 use raidfabric_raid::assemble::{ArrayHandle, UpdateError};
 use raidfabric_raid::device::{Medium, OpenDevice};
 use raidfabric_raid::drive::DriveError;
-use tokio::sync::mpsc;
-
-/// What a data core asks for.
-#[derive(Clone, Copy, Debug)]
-enum Request {
-    Activate,
-    Checkpoint(u64),
-}
+use tokio::sync::Notify;
 
 /// The data cores' side.
 pub struct CoreSide {
-    requests: mpsc::UnboundedSender<Request>,
+    wake: Notify,
 }
 
 /// The control plane's side, of one array.
 pub struct ControlSide {
-    requests: mpsc::UnboundedReceiver<Request>,
+    core_side: Weak<CoreSide>,
 }
 
-/// The two sides for one array. Requests are few: at most one activation and one checkpoint of an
-/// array are under way, so that the channel needs no bound.
+/// The two sides for one array.
 pub fn pair() -> (Arc<CoreSide>, ControlSide) {
-    let (sender, requests) = mpsc::unbounded_channel();
-    (Arc::new(CoreSide { requests: sender }), ControlSide { requests })
+    let core_side = Arc::new(CoreSide { wake: Notify::new() });
+    let control = ControlSide { core_side: Arc::downgrade(&core_side) };
+    (core_side, control)
 }
 
 impl Keeper for CoreSide {
-    fn request_active(&self) {
-        let _ = self.requests.send(Request::Activate);
-    }
-
-    fn checkpoint_resync(&self, position_bytes: u64) {
-        let _ = self.requests.send(Request::Checkpoint(position_bytes));
+    fn wake(&self) {
+        self.wake.notify_one();
     }
 }
 
 impl ControlSide {
-    /// Serves requests until the data cores' side is gone.
+    /// Records what is wanted, one version after the other, for ever.
     pub async fn serve(
-        mut self,
+        self,
         name: String,
         shared: Arc<Shared>,
         handle: Arc<Mutex<ArrayHandle<OpenDevice>>>,
     ) {
-        while let Some(request) = self.requests.recv().await {
+        let Some(core_side) = self.core_side.upgrade() else { return };
+        let recorded = Arc::new(Mutex::new(shared.wanted()));
+        loop {
+            core_side.wake.notified().await;
             let (handle, shared, name) = (Arc::clone(&handle), Arc::clone(&shared), name.clone());
+            let recorded = Arc::clone(&recorded);
             let carry = move || {
                 let mut handle = handle.lock().unwrap_or_else(PoisonError::into_inner);
-                carry_out(request, &name, &mut handle, &shared);
+                let mut recorded = recorded.lock().unwrap_or_else(PoisonError::into_inner);
+                record(&name, &mut handle, &shared, &mut recorded);
             };
             if tokio::task::spawn_blocking(carry).await.is_err() {
                 // The runtime is going away, or the drive's driver panicked under us.
@@ -67,26 +61,38 @@ impl ControlSide {
     }
 }
 
-fn carry_out<M: Medium>(
-    request: Request,
+/// Records the newest version. `recorded` is the last one.
+fn record<M: Medium>(
     name: &str,
     handle: &mut ArrayHandle<M>,
     shared: &Shared,
+    recorded: &mut Wanted,
 ) {
-    match request {
-        Request::Activate => match handle.mark_active() {
-            Ok(()) => shared.set_active(),
-            Err(error) => {
-                tracing::error!(array = name, %error, "not marked as in use: writes fail");
-                believe(&error, shared);
-                shared.fail_active();
-            }
-        },
-        Request::Checkpoint(position_bytes) => {
-            if let Err(error) = handle.checkpoint_resync(position_bytes) {
-                tracing::error!(array = name, %error, "the progress of the resync is not recorded");
-                believe(&error, shared);
-            }
+    let wanted = shared.wanted();
+    if (&wanted.members, &wanted.bad_blocks) != (&recorded.members, &recorded.bad_blocks) {
+        // A failure that is not written down would be forgotten after a restart, and the member
+        // believed.
+        tracing::error!(array = name, "the failure of a member is not recorded: the array fails");
+        for slot in 0..wanted.members.len() {
+            shared.record_failed(slot, DriveError::Unsupported);
+        }
+        return;
+    }
+    let mut result = Ok(());
+    if wanted.resync_from != recorded.resync_from {
+        result = handle.checkpoint_resync(wanted.resync_from);
+    }
+    if wanted.active {
+        result = result.and_then(|()| handle.mark_active());
+    }
+    match result {
+        Ok(()) => {
+            shared.recorded(wanted.version);
+            *recorded = wanted;
+        }
+        Err(error) => {
+            tracing::error!(array = name, %error, "the array's state is not recorded");
+            believe(&error, shared);
         }
     }
 }
@@ -98,7 +104,7 @@ pub(super) fn believe(error: &UpdateError, shared: &Shared) {
     let (UpdateError::Write { slot, source, .. } | UpdateError::Flush { slot, source, .. }) = error;
     let errno = source.raw_os_error().unwrap_or(libc::EIO);
     match DriveError::from_errno(errno) {
-        DriveError::NoSpace => {}
+        DriveError::NoSpace => shared.record_failed(*slot, DriveError::NoSpace),
         failure => shared.fail_flush(*slot, failure),
     }
 }
@@ -110,7 +116,7 @@ mod tests {
     use std::io;
     use std::rc::Rc;
 
-    use raidfabric_raid::array::{Failure, NoKeeper, Settings, WriteState};
+    use raidfabric_raid::array::{MemberFault, Settings, WriteState};
     use raidfabric_raid::assemble::{self, NewArray, examine_medium, plan_create};
     use raidfabric_raid::geometry::{self, Geometry};
     use raidfabric_raid::metadata::Level;
@@ -169,37 +175,29 @@ mod tests {
         let examined: Vec<_> = media.iter().map(|m| examine_medium(m).unwrap()).collect();
         let plan = plan_create(&examined, &new).unwrap();
         let mut handle = assemble::create(&plan, media).unwrap();
+        let (core_side, _control) = pair();
         let shared = Shared::new(Settings {
-            service: 0,
             uuid: [1; 16],
-            geometry: handle.info().engine_geometry().unwrap(),
             data_offsets_bytes: handle.members().iter().map(|m| m.data_offset_bytes()).collect(),
-            cores: 1,
             active: false,
             resync_position_bytes: 0,
-            keeper: Arc::new(NoKeeper),
+            keeper: core_side,
+            ..Settings::new(handle.info().engine_geometry().unwrap())
         });
-        carry_out(Request::Activate, "a", &mut handle, &shared);
-        carry_out(Request::Checkpoint(1 << 20), "a", &mut handle, &shared);
-        assert_eq!(shared.failure(), None);
+        let mut recorded = shared.wanted();
+        record("a", &mut handle, &shared, &mut recorded);
+        assert_eq!((shared.failure(), shared.recorded_version()), (None, shared.wanted().version));
         has_lost.set(true);
-        carry_out(Request::Checkpoint(2 << 20), "a", &mut handle, &shared);
+        recorded.resync_from = 7;
+        record("a", &mut handle, &shared, &mut recorded);
         let error = DriveError::Io { errno: 5 };
-        assert_eq!(shared.failure(), Some(Failure::Flush { slot: 0, error }));
+        assert_eq!(shared.member_fault(0), Some(MemberFault::Flush(error)));
     }
 
     #[test]
     fn lack_of_space_fails_nothing() {
-        let shared = Shared::new(Settings {
-            service: 0,
-            uuid: [1; 16],
-            geometry: Geometry::new(geometry::Level::Raid1, 2, 0, 1 << 20).unwrap(),
-            data_offsets_bytes: vec![0, 0],
-            cores: 1,
-            active: true,
-            resync_position_bytes: u64::MAX,
-            keeper: Arc::new(NoKeeper),
-        });
+        let geometry = Geometry::new(geometry::Level::Raid1, 2, 0, 1 << 20).unwrap();
+        let shared = Shared::new(Settings::new(geometry));
         let source = io::Error::from_raw_os_error(libc::ENOSPC);
         believe(&UpdateError::Flush { slot: 1, name: "drive".into(), source }, &shared);
         assert_eq!(shared.write_state(), WriteState::Active);

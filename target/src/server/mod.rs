@@ -386,12 +386,12 @@ fn share(service: usize, open: &OpenArray, cores: usize) -> (Arc<Shared>, Option
     let shared = Shared::new(array::Settings {
         service: u16::try_from(service).unwrap_or(u16::MAX),
         uuid: *open.uuid.as_bytes(),
-        geometry: open.geometry,
         data_offsets_bytes: open.data_offsets_bytes.clone(),
         cores,
         active: open.handle.is_none(),
         resync_position_bytes: open.resync_position_bytes,
         keeper,
+        ..array::Settings::new(open.geometry)
     });
     (shared, control)
 }

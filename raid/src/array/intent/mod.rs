@@ -39,6 +39,35 @@ impl Intent {
         }
     }
 
+    /// Whether there is any such range.
+    pub(in crate::array) fn has_dirty(&self) -> bool {
+        match self {
+            Self::None => false,
+        }
+    }
+
+    /// All such ranges, in order.
+    pub(in crate::array) fn dirty_ranges(&self) -> Vec<Range<u64>> {
+        match self {
+            Self::None => Vec::new(),
+        }
+    }
+
+    /// Counts how often ranges have become dirty since the start.
+    pub(in crate::array) fn dirty_marks(&self) -> u64 {
+        match self {
+            Self::None => 0,
+        }
+    }
+
+    /// What is wholly within the range is not dirty any more; false, and nothing changes, if
+    /// anything has become dirty since there were `marks` marks.
+    pub(in crate::array) fn made_consistent(&self, _range: &Range<u64>, _marks: u64) -> bool {
+        match self {
+            Self::None => true,
+        }
+    }
+
     /// Makes it durable that the range is about to be written.
     pub(in crate::array) async fn begin(
         &self,

@@ -14,7 +14,6 @@ use super::plan::{CheckMode, Needs, Task};
 use super::progress::{Limit, Progress};
 use super::window::Ranges;
 use crate::array::agreement::IN_SYNC;
-use crate::array::membership::MapCopy;
 use crate::array::shared::{Rare, Shared};
 
 /// Places of mismatches that are remembered.
@@ -155,6 +154,8 @@ pub(in crate::array) struct Control {
     /// What the members that are being rebuilt lack.
     lacking: Ranges,
     check: Option<CheckMode>,
+    /// Counts the checks that were asked for.
+    check_number: u64,
     check_position: u64,
     report: CheckReport,
     task: Option<Task>,
@@ -174,6 +175,7 @@ impl Default for Control {
             series: 0,
             lacking: Ranges::All,
             check: None,
+            check_number: 0,
             check_position: 0,
             report: CheckReport::default(),
             task: None,
@@ -192,13 +194,13 @@ impl Control {
         self.required_from = self.required_from.min(offset_bytes);
     }
 
-    pub(in crate::array) fn is_stopped(&self) -> bool {
-        self.is_stopped
-    }
-
     /// A member came that lacks everything, or only ranges of the array. `is_first`: no other is
     /// being rebuilt.
-    pub(in crate::array) fn member_came(&mut self, lacks: Option<Vec<std::ops::Range<u64>>>, is_first: bool) {
+    pub(in crate::array) fn member_came(
+        &mut self,
+        lacks: Option<Vec<std::ops::Range<u64>>>,
+        is_first: bool,
+    ) {
         self.series += 1;
         let lacks = lacks.map_or(Ranges::All, Ranges::from_list);
         let before = std::mem::replace(&mut self.lacking, Ranges::All);
@@ -223,6 +225,7 @@ impl Shared {
             return false;
         }
         control.check = Some(mode);
+        control.check_number += 1;
         control.check_position = 0;
         control.report =
             CheckReport { is_wanted: true, mode: Some(mode), ..CheckReport::default() };
@@ -289,10 +292,11 @@ impl Shared {
             state: task.into(),
             is_paused: control.is_paused,
             total_bytes,
-            left_bytes: total_bytes,
             ..RecoveryStatus::default()
         };
-        if control.task == task {
+        if control.task != task {
+            (status.position_bytes, status.left_bytes) = self.waiting_at(control, task);
+        } else {
             status.position_bytes = control.position.min(total_bytes);
             status.left_bytes = control.left;
             status.bytes_per_second = control.progress.rate(now);
@@ -303,6 +307,28 @@ impl Shared {
             }
         }
         status
+    }
+
+    /// Where a task begins that nobody works on yet, and how much there is to do.
+    fn waiting_at(&self, control: &Control, task: Option<Task>) -> (u64, u64) {
+        let end = self.geometry.capacity_bytes();
+        match task {
+            Some(Task::Rebuild) => {
+                let position = self.rebuild_position_bytes();
+                (position, control.lacking.bytes_from(position, end))
+            }
+            Some(Task::Resync) if !self.intent.has_dirty() => {
+                let position = self.resync_position_bytes().min(end);
+                (position, end - position)
+            }
+            Some(Task::Resync) => {
+                (0, Ranges::from_list(self.intent.dirty_ranges()).bytes_from(0, end))
+            }
+            Some(Task::Check(_)) => {
+                (control.check_position, end.saturating_sub(control.check_position))
+            }
+            None => (0, 0),
+        }
     }
 
     /// What the check under way, or the last one, has found.
@@ -371,6 +397,7 @@ impl Shared {
     }
 
     /// Whether the tasks were stopped.
+    #[cfg(test)]
     pub(in crate::array) fn must_resync_stop(&self) -> bool {
         self.rare().recovery.is_stopped
     }
@@ -406,9 +433,22 @@ impl Shared {
         self.rare().recovery.progress.halt(now, limit);
     }
 
-    /// The task is not under way any more.
-    pub(super) fn task_ended(&self) {
-        self.rare().recovery.task = None;
+    /// Nobody works on the task any more, perhaps because it is over.
+    pub(super) fn task_left(&self, task: Task, now: Duration) {
+        let mut rare = self.rare();
+        if self.is_next_in(&rare, task) {
+            return;
+        }
+        let needs = self.needs(&rare);
+        let is_wanted = match task {
+            Task::Rebuild => needs.rebuild,
+            Task::Resync => needs.resync,
+            Task::Check(mode) => needs.check == Some(mode),
+        };
+        rare.recovery.progress.halt(now, None);
+        if !is_wanted {
+            rare.recovery.task = None;
+        }
     }
 }
 
@@ -459,6 +499,14 @@ impl Shared {
         Self::wake_all(rare);
         is_sure
     }
+
+    /// The walk over dirty regions has got to its end.
+    pub(super) fn dirty_ended(&self) {
+        let mut rare = self.rare();
+        if !self.needs(&rare).resync {
+            rare.recovery.resyncs_completed += 1;
+        }
+    }
 }
 
 /// The rebuild.
@@ -497,13 +545,10 @@ impl Shared {
         if rare.recovery.series != series {
             return false;
         }
-        let rebuilding = rare.membership.map_now().rebuilding;
-        rare.recovery.rebuilds_completed += u64::from(!rebuilding.is_empty());
-        rare.recovery.lacking = Ranges::All;
-        drop(rare);
-        // Nobody can come in between: members come one at a time, and into empty slots.
-        for slot in rebuilding.iter() {
-            self.member_rebuilt(slot);
+        if rare.membership.rebuilt() {
+            rare.recovery.rebuilds_completed += 1;
+            rare.recovery.lacking = Ranges::All;
+            self.map_changed(rare);
         }
         true
     }
@@ -511,21 +556,27 @@ impl Shared {
 
 /// The check.
 impl Shared {
-    /// Where the check goes on.
-    pub(super) fn check_position(&self) -> u64 {
-        self.rare().recovery.check_position
+    /// The number of the check that is wanted, and where it goes on.
+    pub(super) fn begin_check_walk(&self) -> (u64, u64) {
+        let rare = self.rare();
+        (rare.recovery.check_number, rare.recovery.check_position)
     }
 
-    /// The check has got on to `to`.
-    pub(super) fn advance_check(&self, to: u64) {
-        self.rare().recovery.check_position = to;
+    /// The check of that number has got on to `to`. False if another one is wanted meanwhile.
+    pub(super) fn advance_check(&self, number: u64, to: u64) -> bool {
+        let mut rare = self.rare();
+        let is_same = rare.recovery.check_number == number;
+        if is_same {
+            rare.recovery.check_position = to;
+        }
+        is_same
     }
 
-    /// The check has got to the end.
-    pub(super) fn end_check(&self) {
+    /// The check of that number has got to the end.
+    pub(super) fn end_check(&self, number: u64) {
         let mut rare = self.rare();
         let control = &mut rare.recovery;
-        if control.check.take().is_some() {
+        if control.check_number == number && control.check.take().is_some() {
             control.report.is_wanted = false;
             control.report.is_complete = true;
         }
@@ -549,9 +600,4 @@ impl CheckReport {
             self.places.push(mismatch);
         }
     }
-}
-
-/// Members whose part of a range is to be filled: those that are being rebuilt.
-pub(super) fn rebuild_targets(map: &MapCopy) -> crate::array::slots::SlotSet {
-    map.rebuilding
 }

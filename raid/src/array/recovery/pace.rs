@@ -71,7 +71,9 @@ impl HostWatch {
 pub(super) struct Pacer {
     host: HostWatch,
     is_busy: bool,
+    /// Shards at once while the host is idle, now and at most.
     at_once: usize,
+    most: usize,
     good: u32,
     /// No earlier than this, for the sake of the maximum rate.
     not_before: Duration,
@@ -84,12 +86,15 @@ fn time_at(rate: u64, bytes: u64) -> Duration {
 }
 
 impl Pacer {
-    /// A pacer that has seen nothing yet but the number of the host's requests so far.
-    pub(super) fn new(operations: u64) -> Self {
+    /// A pacer that has seen nothing yet but the number of the host's requests so far, and lets up
+    /// to `most` shards be under way at once.
+    pub(super) fn new(operations: u64, most: usize) -> Self {
+        let most = most.clamp(1, SHARDS_AT_ONCE);
         Self {
             host: HostWatch { operations, last_seen: None },
             is_busy: false,
-            at_once: SHARDS_AT_ONCE,
+            at_once: most,
+            most,
             good: 0,
             not_before: Duration::ZERO,
             rest_until: Duration::ZERO,
@@ -138,7 +143,7 @@ impl Pacer {
             self.rest_until = now + rest;
         }
         self.good += 1;
-        if self.good >= GOOD_RUN && self.at_once < SHARDS_AT_ONCE {
+        if self.good >= GOOD_RUN && self.at_once < self.most {
             self.at_once += 1;
             self.good = 0;
         }
@@ -164,7 +169,7 @@ mod tests {
 
     #[test]
     fn an_idle_host_lets_many_shards_go_at_once() {
-        let mut pacer = Pacer::new(7);
+        let mut pacer = Pacer::new(7, 99);
         for under_way in 0..SHARDS_AT_ONCE {
             assert_eq!(pacer.poll(ms(0), 7, under_way), Go::Launch);
             pacer.handle_launch(ms(0), MIB, NO_LIMIT);
@@ -176,7 +181,7 @@ mod tests {
 
     #[test]
     fn the_host_is_busy_for_a_while_after_a_request() {
-        let mut pacer = Pacer::new(7);
+        let mut pacer = Pacer::new(7, 99);
         assert_eq!((pacer.poll(ms(0), 7, 1), pacer.is_busy()), (Go::Launch, false));
         assert_eq!((pacer.poll(ms(10), 8, 1), pacer.is_busy()), (Go::Wait, true));
         assert_eq!(pacer.poll(ms(100), 8, 1), Go::Wait);
@@ -188,7 +193,7 @@ mod tests {
     #[test]
     fn rests_are_long_while_the_host_is_busy_but_not_too_long() {
         let rest = |took: u64, bytes, min| {
-            let mut pacer = Pacer::new(0);
+            let mut pacer = Pacer::new(0, 99);
             assert_eq!(pacer.poll(ms(1000), 1, 0), Go::Launch);
             pacer.handle_done(ms(1000), ms(took), bytes, true, Rates { min, max: 0 });
             match pacer.poll(ms(1000), 2, 0) {
@@ -211,7 +216,7 @@ mod tests {
 
     #[test]
     fn a_rest_ends_when_the_host_goes_idle() {
-        let mut pacer = Pacer::new(0);
+        let mut pacer = Pacer::new(0, 99);
         assert_eq!(pacer.poll(ms(0), 1, 0), Go::Launch);
         pacer.handle_done(ms(50), ms(50), MIB, true, NO_LIMIT);
         assert_eq!(pacer.poll(ms(50), 1, 0), Go::Rest(ms(150), Brake::Host));
@@ -221,7 +226,7 @@ mod tests {
     #[test]
     fn the_maximum_holds_busy_or_idle_over_any_time() {
         let rates = Rates { min: MIB, max: 16 * MIB };
-        let (mut pacer, mut now, mut bytes) = (Pacer::new(0), ms(0), 0);
+        let (mut pacer, mut now, mut bytes) = (Pacer::new(0, 99), ms(0), 0);
         while now < Duration::from_secs(10) {
             match pacer.poll(now, 0, 0) {
                 Go::Launch => {
@@ -247,7 +252,7 @@ mod tests {
 
     #[test]
     fn without_memory_less_is_tried_at_once_for_a_while() {
-        let mut pacer = Pacer::new(0);
+        let mut pacer = Pacer::new(0, 99);
         pacer.handle_no_memory();
         assert_eq!(pacer.poll(ms(0), 0, 4), Go::Wait);
         assert_eq!(pacer.poll(ms(0), 0, 3), Go::Launch);

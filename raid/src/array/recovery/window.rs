@@ -53,6 +53,17 @@ impl Ranges {
         (!found.is_empty()).then_some(found)
     }
 
+    /// Where the range begins that `at` is in, or the next one.
+    pub(super) fn start_of(&self, at: u64) -> u64 {
+        match self {
+            Self::All => 0,
+            Self::Some(ranges) => {
+                let index = ranges.partition_point(|range| range.end <= at);
+                ranges.get(index).map_or(at, |range| range.start)
+            }
+        }
+    }
+
     /// How much of it is at or behind `from`, and before `end`.
     pub(super) fn bytes_from(&self, from: u64, end: u64) -> u64 {
         match self {
@@ -93,7 +104,8 @@ impl Window {
     }
 
     /// Pieces that have begun and are not behind the position yet.
-    pub(super) fn len(&self) -> usize {
+    #[cfg(test)]
+    fn len(&self) -> usize {
         self.pieces.len()
     }
 
@@ -170,6 +182,10 @@ mod tests {
                 at = range.end;
             }
             prop_assert_eq!(covered, model);
+            if let Some(first) = (from..100).find(|&at| model[at as usize]) {
+                let start = (0..=first).rev().take_while(|&at| model[at as usize]).last();
+                prop_assert_eq!(Some(set.start_of(from)), start);
+            }
             let wanted = (from..end).filter(|&at| model[at as usize]).count() as u64;
             prop_assert_eq!(set.bytes_from(from, end), wanted);
             let first = (from..end).find(|&at| model[at as usize]);

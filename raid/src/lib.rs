@@ -15,8 +15,10 @@ pub mod geometry;
 pub mod memory;
 pub mod mesh;
 pub mod metadata;
+mod mutation;
 #[allow(unsafe_code)]
 pub mod parity;
+pub mod replay;
 
 #[cfg(test)]
 mod sim;

@@ -263,6 +263,10 @@ impl Membership {
         self.rebuild_from = position_bytes;
     }
 
+    pub(super) fn is_degraded(&self) -> bool {
+        self.map.in_sync.len() < self.members.len()
+    }
+
     pub(super) fn has_failed(&self) -> bool {
         self.failure.is_some()
     }
@@ -313,15 +317,7 @@ impl Membership {
 
 /// Whether the data is complete on these members alone.
 fn is_complete(geometry: &Geometry, in_sync: SlotSet) -> bool {
-    let members = geometry.members();
-    let copies = geometry.copies();
-    if copies == 1 {
-        return in_sync.len() == members;
-    }
-    // The copies of a chunk are on consecutive slots, and each chunk begins where the last one's
-    // copies end; after as many chunks as members it begins anew.
-    (0..members)
-        .all(|chunk| (0..copies).any(|copy| in_sync.contains((chunk * copies + copy) % members)))
+    geometry.survives(|slot| !in_sync.contains(slot))
 }
 
 /// The members' states.
@@ -418,21 +414,27 @@ impl Shared {
     /// A drive is in an empty slot, on every core: from now on it gets all writes, and is read
     /// below the rebuild position, which is 0 now. False if the slot is not empty.
     pub fn add_member(&self, slot: usize) -> bool {
-        self.admit(slot, None)
+        self.admit(slot, &[])
     }
 
-    /// The same with a drive that was a member before: it lacks only these ranges of the array, and
-    /// has bad blocks of its own.
-    pub fn readd_member(
-        &self,
-        slot: usize,
-        lacks: Vec<Range<u64>>,
-        bad_blocks: &[BadRange],
-    ) -> bool {
-        self.admit(slot, Some((lacks, bad_blocks)))
+    /// The same with a drive that was a member before, until the superblocks had that event count,
+    /// and has bad blocks of its own. It is rebuilt only where it misses something, if that is
+    /// known.
+    pub fn readd_member(&self, slot: usize, events: u64, bad_blocks: &[BadRange]) -> bool {
+        if !self.admit(slot, bad_blocks) {
+            return false;
+        }
+        let series = self.rare().recovery.series();
+        // Asked only now: whatever is written without it has its bit by now.
+        if let Some(lacks) = self.intent.missed_ranges_since(events) {
+            let mut rare = self.rare();
+            rare.recovery.member_lacks(series, lacks);
+            Self::wake_all(rare);
+        }
+        true
     }
 
-    fn admit(&self, slot: usize, known: Option<(Vec<Range<u64>>, &[BadRange])>) -> bool {
+    fn admit(&self, slot: usize, bad_blocks: &[BadRange]) -> bool {
         let mut rare = self.rare();
         let membership = &mut rare.membership;
         let is_first = membership.map.rebuilding.is_empty();
@@ -442,13 +444,12 @@ impl Shared {
         self.forget_drive(slot);
         membership.members[slot] = MemberState::Rebuilding;
         membership.faults[slot] = None;
-        let (lacks, bad_blocks) = known.unzip();
-        membership.bad_blocks[slot] = bad_blocks.map_or_else(BadBlocks::default, BadBlocks::new);
+        membership.bad_blocks[slot] = BadBlocks::new(bad_blocks);
         membership.read_errors[slot].clear();
         membership.devices[slot] = membership.next_device;
         membership.next_device += 1;
         membership.rebuild_from = 0;
-        rare.recovery.member_came(lacks, is_first);
+        rare.recovery.member_came(is_first);
         self.hot.rebuild_position.store(0, Ordering::Release);
         self.map_changed(rare);
         true

@@ -54,7 +54,9 @@ use std::sync::Arc;
 pub use agreement::IN_SYNC;
 pub use bad_blocks::BadRange;
 pub use error::{ArrayError, SetupError, Unread, WriteFailure};
-pub use intent::IntentLayout;
+pub use intent::{
+    IntentLayout, IntentPlaces, LogKind, LogLayout, LogPlace, RegionsKind, RegionsLayout,
+};
 pub use membership::{Failure, Keeper, MemberFault, MemberState, NoKeeper, Wanted};
 pub use recovery::{CheckMode, CheckReport, Limit, Mismatch, RecoveryState, RecoveryStatus};
 pub use shared::{MemberErrors, Settings, Shared, WriteState};

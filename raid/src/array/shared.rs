@@ -86,7 +86,7 @@ impl Settings {
             rebuild_from: None,
             bad_blocks: Vec::new(),
             read_error_limit: Self::READ_ERROR_LIMIT,
-            intent: IntentLayout::None,
+            intent: IntentLayout::NONE,
             keeper: Arc::new(super::membership::NoKeeper),
         }
     }
@@ -218,6 +218,8 @@ impl Shared {
             false => WriteState::Clean,
         };
         let flush = |_| Mutex::new(Arc::new(SharedFlush::new()));
+        let is_degraded = membership.is_degraded();
+        let intent = Intent::new(&geometry, &settings.intent, is_degraded);
         Arc::new(Self {
             service: settings.service,
             uuid: settings.uuid,
@@ -232,7 +234,7 @@ impl Shared {
                 rebuild_position: AtomicU64::new(settings.rebuild_from.unwrap_or(0)),
                 state: AtomicU8::new(state as u8),
             },
-            intent: Intent::new(&settings.intent),
+            intent,
             cores: (0..settings.cores).map(|_| CoreCounters::default()).collect(),
             members: (0..geometry.members()).map(|_| MemberCounters::default()).collect(),
             flushes: (0..geometry.members()).map(flush).collect(),

@@ -334,11 +334,11 @@ impl<D: Drive> Array<D> {
             self.write_member(place, part, fua)
         });
         fan_out(count, writes, |result| outcome.add(result)).await;
-        let result = self.settle(offset_bytes, end_bytes, outcome).await;
+        let (result, agree) = self.settle(offset_bytes, end_bytes, outcome).await;
+        let ended = self.shared.intent.end(self, token, agree).await;
         armed.disarm();
-        self.shared.intent.end(token);
         drop((lock, permit));
-        result
+        result.and(ended)
     }
 
     /// Makes the intent to write a range durable, and says which members have to be written. Write
@@ -347,11 +347,11 @@ impl<D: Drive> Array<D> {
         loop {
             self.check_not_failed()?;
             let epoch = self.shared.epoch();
-            let token = self.shared.intent.begin(range.clone()).await?;
+            let token = self.shared.intent.begin(self, range.clone()).await?;
             if self.shared.epoch() == epoch {
                 return Ok((self.writable(), token));
             }
-            self.shared.intent.end(token);
+            self.shared.intent.end(self, token, true).await?;
         }
     }
 
@@ -362,10 +362,13 @@ impl<D: Drive> Array<D> {
     }
 
     /// What is left to do, and to answer, after the members have been written; the range is held.
-    async fn settle(&self, offset_bytes: u64, end_bytes: u64, outcome: Outcome) -> Done {
+    /// Also says whether all members that are in use hold the same in the range.
+    async fn settle(&self, offset_bytes: u64, end_bytes: u64, outcome: Outcome) -> (Done, bool) {
+        let mut agree = true;
         if outcome.failed.is_some() && self.check_not_failed().is_err() {
             // The member stays, though it may lack what others have.
             self.shared.require_resync(offset_bytes);
+            agree = false;
         }
         if let Some(slot) = outcome.no_space {
             if self.has_redundancy() {
@@ -374,12 +377,13 @@ impl<D: Drive> Array<D> {
                     Box::pin(self.copy_first_copy(offset_bytes, end_bytes - offset_bytes)).await;
                 if equal.is_err() {
                     self.shared.require_resync(offset_bytes);
+                    agree = false;
                 }
             }
-            self.settled(outcome.failed).await?;
-            return Err(ArrayError::NoSpace { slot });
+            let settled = self.settled(outcome.failed).await;
+            return (settled.and(Err(ArrayError::NoSpace { slot })), agree);
         }
-        self.settled(outcome.failed).await
+        (self.settled(outcome.failed).await, agree)
     }
 
     pub(in crate::array) fn check_not_failed(&self) -> Result<(), ArrayError> {
@@ -418,11 +422,11 @@ impl<D: Drive> Array<D> {
         let (writable, token) = self.prepare(offset_bytes..end_bytes).await?;
         let armed = Armed::new(&self.shared, offset_bytes);
         let outcome = self.zero_members(offset_bytes, len_bytes, kind, writable).await;
-        let result = self.settle(offset_bytes, end_bytes, outcome).await;
+        let (result, agree) = self.settle(offset_bytes, end_bytes, outcome).await;
+        let ended = self.shared.intent.end(self, token, agree).await;
         armed.disarm();
-        self.shared.intent.end(token);
         drop((lock, permit));
-        result
+        result.and(ended)
     }
 
     /// Zeroes a range on all members concerned. Those that cannot are written, if that is asked

@@ -29,7 +29,7 @@ use super::temperature;
 use crate::config::drives::Drives;
 use crate::config::{Array, Level};
 use crate::core::MemberPlan;
-use crate::runtime::DriveFacts;
+use crate::runtime::{DriveFacts, TimeLimit};
 
 /// How long a drive is waited for whose last owner was killed with requests in the kernel.
 const PREDECESSOR_PATIENCE: Duration = Duration::from_secs(30);
@@ -195,6 +195,8 @@ pub struct OpenArray {
     /// Its superblocks; `None` in memory.
     pub handle: Option<Arc<Mutex<ArrayHandle<OpenDevice>>>>,
     memory: Vec<MemoryDrive>,
+    /// How long each member's drive is waited for, and what it owes; by slot, none in memory.
+    time_limits: Vec<TimeLimit>,
 }
 
 /// Opens drives of an array for ourselves, waiting so long for a predecessor that was killed.
@@ -502,6 +504,7 @@ pub(super) fn from_handle(
         data_offsets_bytes: handle.members().iter().map(|m| m.data_offset_bytes()).collect(),
         resync_position_bytes: handle.resync_from_bytes().unwrap_or(u64::MAX),
         created,
+        time_limits: handle.members().iter().map(|_| TimeLimit::default()).collect(),
         handle: Some(Arc::new(Mutex::new(handle))),
         memory: Vec::new(),
         name,
@@ -527,6 +530,7 @@ fn memory_array(name: String, geometry: Geometry, memory: Vec<MemoryDrive>) -> O
         data_offsets_bytes: vec![0; memory.len()],
         resync_position_bytes: u64::MAX,
         created: true,
+        time_limits: Vec::new(),
         handle: None,
         memory,
         name,
@@ -543,7 +547,7 @@ impl OpenArray {
             return Ok(self.memory.iter().cloned().map(MemberPlan::Memory).collect());
         };
         let handle = handle.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let member = |member: &assemble::Member<OpenDevice>| {
+        let member = |(member, limit): (&assemble::Member<OpenDevice>, &TimeLimit)| {
             let medium = member.medium();
             let fd: OwnedFd = medium.descriptors().io.try_clone()?;
             let facts = DriveFacts {
@@ -551,9 +555,10 @@ impl OpenArray {
                 block_size_bytes: medium.logical_block_bytes(),
                 has_volatile_cache: medium.has_volatile_cache(),
             };
-            Ok(MemberPlan::Uring(fd, facts))
+            Ok(MemberPlan::Uring(fd, facts, limit.clone()))
         };
-        let members = handle.members().iter().map(member).collect::<std::io::Result<_>>();
+        let members = handle.members().iter().zip(&self.time_limits);
+        let members = members.map(member).collect::<std::io::Result<_>>();
         members.map_err(|source| ArrayStartError::Descriptors { array: self.name.clone(), source })
     }
 

@@ -7,6 +7,7 @@
 //! * The *resync position* advances only over what no write has left unequal since the walk over
 //!   it began ([`Shared::require_resync`] remembers the lowest such place).
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -153,6 +154,8 @@ pub(in crate::array) struct Control {
     series: u64,
     /// What the members that are being rebuilt lack.
     lacking: Ranges,
+    /// The same without the last one that came.
+    lacking_before: Ranges,
     check: Option<CheckMode>,
     /// Counts the checks that were asked for.
     check_number: u64,
@@ -174,6 +177,7 @@ impl Default for Control {
             required_from: IN_SYNC,
             series: 0,
             lacking: Ranges::All,
+            lacking_before: Ranges::All,
             check: None,
             check_number: 0,
             check_position: 0,
@@ -194,17 +198,27 @@ impl Control {
         self.required_from = self.required_from.min(offset_bytes);
     }
 
-    /// A member came that lacks everything, or only ranges of the array. `is_first`: no other is
-    /// being rebuilt.
-    pub(in crate::array) fn member_came(
-        &mut self,
-        lacks: Option<Vec<std::ops::Range<u64>>>,
-        is_first: bool,
-    ) {
+    /// A member came that lacks everything, for all that is known. `is_first`: no other is being
+    /// rebuilt.
+    pub(in crate::array) fn member_came(&mut self, is_first: bool) {
         self.series += 1;
-        let lacks = lacks.map_or(Ranges::All, Ranges::from_list);
         let before = std::mem::replace(&mut self.lacking, Ranges::All);
-        self.lacking = if is_first { lacks } else { before.or(lacks) };
+        self.lacking_before = if is_first { Ranges::Some(Vec::new()) } else { before };
+    }
+
+    /// The number of the members that came so far.
+    pub(in crate::array) fn series(&self) -> u64 {
+        self.series
+    }
+
+    /// The last member that came, of that number, lacks only these ranges of the array.
+    pub(in crate::array) fn member_lacks(&mut self, series: u64, lacks: Vec<Range<u64>>) {
+        if self.series == series {
+            let before = std::mem::replace(&mut self.lacking_before, Ranges::All);
+            self.lacking = before.or(Ranges::from_list(lacks));
+            // A rebuild that has begun with everything begins anew.
+            self.series += 1;
+        }
     }
 }
 
@@ -490,7 +504,7 @@ impl Shared {
     /// Dirty regions within these ranges agree now, if no write has left copies unequal meanwhile:
     /// `marks` is what [`Intent::dirty_marks`](crate::array::intent::Intent::dirty_marks) said when
     /// the walk over them began. False if one has.
-    pub(super) fn dirty_made_consistent(&self, range: std::ops::Range<u64>, marks: u64) -> bool {
+    pub(super) fn dirty_made_consistent(&self, range: Range<u64>, marks: u64) -> bool {
         let rare = self.rare();
         let needs = self.needs(&rare);
         let is_sure = rare.recovery.required_from >= range.end

@@ -421,11 +421,20 @@ impl<D: Drive> Array<D> {
         }
     }
 
+    /// Whether no member is missing when those that are being rebuilt are in sync.
+    fn will_be_complete(&self) -> bool {
+        let map = self.map();
+        map.in_sync.or(map.rebuilding).len() == self.shared.geometry().members()
+    }
+
     /// The walk has got to its end.
     async fn finish(&self, walk: &mut Walk) -> Done {
         match walk.purpose {
             Purpose::Rebuild { series } => {
                 self.flush_once().await?;
+                if self.will_be_complete() {
+                    self.before_in_sync().await?;
+                }
                 if self.shared.advance_rebuild(series, walk.end) && self.shared.end_rebuild(series)
                 {
                     self.settled(None).await?;

@@ -25,7 +25,6 @@ use super::control::Mismatch;
 use super::plan::CheckMode;
 use super::{Chore, PIECE_BYTES, is_zero};
 use crate::array::error::ArrayError;
-use crate::array::range_lock::RangeLock;
 use crate::array::slots::SlotSet;
 use crate::array::write::{Armed, Outcome};
 use crate::array::{Array, Done};
@@ -151,7 +150,7 @@ impl<D: Drive> Array<D> {
         let mut row = geometry.row_of(offset_bytes);
         while row < end {
             let rows = row..end.min(row + rows_at_once);
-            let lock = self.hold_rows(rows.clone()).await;
+            let lock = self.lock_rows(rows.clone()).await;
             self.check_not_failed()?;
             let first = geometry.row_range(rows.start).start;
             let armed = Armed::new(&self.shared, first);
@@ -199,15 +198,6 @@ impl<D: Drive> Array<D> {
                 Ok(())
             }
         }
-    }
-
-    /// Waits until nothing else happens to rows within a shard.
-    async fn hold_rows(&self, rows: Range<u64>) -> RangeLock<'_> {
-        let geometry = self.shared.geometry();
-        let range = geometry.row_range(rows.start).start..geometry.row_range(rows.end - 1).end;
-        let lock = self.locks.enter(geometry.shard_of(range.start), range);
-        lock.held().await;
-        lock
     }
 
     async fn recover_halves(&self, chore: Chore, span: &Span) -> Done {

@@ -349,7 +349,7 @@ impl<D: Drive> Array<D> {
             }
         };
         match flushed {
-            Ok(()) if !self.record(walk, position) => return Some(Over::Disturbed),
+            Ok(()) if !self.record_position(walk, position) => return Some(Over::Disturbed),
             Ok(()) => walk.checkpoint = position,
             Err(flush) => error = error.or(Some(flush)),
         }
@@ -358,7 +358,7 @@ impl<D: Drive> Array<D> {
 
     /// Has the position recorded, which all members have been flushed since. False if what is
     /// before it does not count any more.
-    fn record(&self, walk: &mut Walk, position: u64) -> bool {
+    fn record_position(&self, walk: &mut Walk, position: u64) -> bool {
         match &mut walk.purpose {
             Purpose::Rebuild { series } => {
                 self.shared.checkpoint_rebuild_of(*series, position);
@@ -397,7 +397,7 @@ impl<D: Drive> Array<D> {
                 // What has been done need not be done again.
                 let position = walk.window.position();
                 if position != walk.checkpoint && self.flush_once().await.is_ok() {
-                    self.record(walk, position);
+                    self.record_position(walk, position);
                 }
                 Ok(())
             }

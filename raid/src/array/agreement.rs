@@ -17,7 +17,7 @@ pub const IN_SYNC: u64 = u64::MAX;
 
 /// Whether an array of this shape can have copies that differ, or wrong parity.
 pub(super) fn can_differ(geometry: &Geometry) -> bool {
-    geometry.copies() > 1
+    geometry.copies() > 1 || geometry.parities() > 0
 }
 
 /// Agreement of the copies.

@@ -2,14 +2,13 @@
 //! added, errors are counted, and reads under way are known for balancing.
 
 use std::cell::Cell;
-use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::agreement::IN_SYNC;
 use super::shared::{MemberCounters, Shared};
 use super::write::Armed;
-use crate::buffer::{Buffer, SharedBuffer};
-use crate::drive::{Drive, DriveError, ReadFailure};
+use crate::buffer::SharedBuffer;
+use crate::drive::{Drive, DriveError};
 
 /// "Operation not supported".
 const EOPNOTSUPP: i32 = 95;
@@ -70,38 +69,36 @@ impl<D: Drive> Member<D> {
         self.next_sequential.get() == offset_bytes
     }
 
-    pub(super) async fn read(
-        self: Rc<Self>,
-        shared: &Shared,
-        offset_bytes: u64,
-        buffer: Buffer,
-    ) -> Result<Buffer, ReadFailure> {
-        self.next_sequential.set(offset_bytes + buffer.len() as u64);
-        let under_way = UnderWay::count(&self.reads_under_way);
-        let result = self.drive.read(self.data_offset_bytes + offset_bytes, buffer).await;
-        drop(under_way);
-        result.inspect_err(|failure| {
-            self.count(shared, failure.error, |counters| &counters.reads);
-        })
+    /// The drive, for an operation on `offset_bytes` of the data area, and where that is on it.
+    /// (What is awaited is awaited by the caller: every layer of futures holds the buffer again.)
+    pub(super) fn drive_at(&self, offset_bytes: u64) -> (&D, u64) {
+        (&self.drive, self.data_offset_bytes + offset_bytes)
     }
 
-    pub(super) async fn write(
-        &self,
-        shared: &Shared,
-        offset_bytes: u64,
-        data: SharedBuffer,
-        fua: bool,
-    ) -> Result<(), MemberError> {
-        let fua = (fua && self.has_volatile_cache) || self.always_fua;
-        let result = self.drive.write(self.data_offset_bytes + offset_bytes, data, fua).await;
-        result.map_err(|error| {
-            // A drive that does not support writing has failed; only zeroing may be unsupported.
-            let error = match error {
-                DriveError::Unsupported => DriveError::Io { errno: EOPNOTSUPP },
-                error => error,
-            };
-            self.count_write(shared, error)
-        })
+    /// A read begins: it counts as under way until the answer is dropped.
+    pub(super) fn begin_read(&self, offset_bytes: u64, len_bytes: usize) -> UnderWay<'_> {
+        self.next_sequential.set(offset_bytes + len_bytes as u64);
+        UnderWay::count(&self.reads_under_way)
+    }
+
+    /// A read has failed.
+    pub(super) fn read_failed(&self, shared: &Shared, error: DriveError) {
+        self.count(shared, error, |counters| &counters.reads);
+    }
+
+    /// Whether a write must be durable when it completes.
+    pub(super) fn needs_fua(&self, fua: bool) -> bool {
+        (fua && self.has_volatile_cache) || self.always_fua
+    }
+
+    /// A write has failed.
+    pub(super) fn write_failed(&self, shared: &Shared, error: DriveError) -> MemberError {
+        // A drive that does not support writing has failed; only zeroing may be unsupported.
+        let error = match error {
+            DriveError::Unsupported => DriveError::Io { errno: EOPNOTSUPP },
+            error => error,
+        };
+        self.count_write(shared, error)
     }
 
     /// Writes durably at an offset of the drive, outside of its data area.
@@ -176,7 +173,7 @@ impl<D: Drive> Member<D> {
 }
 
 /// Counts something as under way until dropped.
-struct UnderWay<'a>(&'a Cell<u32>);
+pub(super) struct UnderWay<'a>(&'a Cell<u32>);
 
 impl<'a> UnderWay<'a> {
     fn count(counter: &'a Cell<u32>) -> Self {

@@ -300,15 +300,7 @@ impl Membership {
 
 /// Whether the data is complete on these members alone.
 fn is_complete(geometry: &Geometry, in_sync: SlotSet) -> bool {
-    let members = geometry.members();
-    let copies = geometry.copies();
-    if copies == 1 {
-        return in_sync.len() == members;
-    }
-    // The copies of a chunk are on consecutive slots, and each chunk begins where the last one's
-    // copies end; after as many chunks as members it begins anew.
-    (0..members)
-        .all(|chunk| (0..copies).any(|copy| in_sync.contains((chunk * copies + copy) % members)))
+    geometry.survives(|slot| !in_sync.contains(slot))
 }
 
 /// The members' states.
@@ -338,7 +330,8 @@ impl Shared {
     }
 
     /// The member cannot be used any more. If the level can do without it, it is out from now on
-    /// and commands go on; otherwise the array has failed. Does nothing if it is out already.
+    /// and commands go on; otherwise the array has failed, unless it was only the operator's wish, which
+    /// is not carried out then. Does nothing if it is out already.
     pub fn fail_member(&self, slot: usize, fault: MemberFault) {
         let mut rare = self.rare();
         let membership = &mut rare.membership;
@@ -353,6 +346,9 @@ impl Shared {
             _ => return,
         };
         if !can_lose {
+            if fault == MemberFault::Operator {
+                return;
+            }
             if fault.loses_writes() {
                 membership.suspect.insert(slot);
             }

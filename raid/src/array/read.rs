@@ -87,22 +87,29 @@ impl<D: Drive> Array<D> {
         &self,
         offset_bytes: u64,
         extent: Extent,
-        buffer: Buffer,
+        mut buffer: Buffer,
     ) -> Result<Buffer, Unread> {
-        let mut buffer = buffer;
         loop {
             let epoch = self.shared.epoch();
             let Some(place) = self.choose(offset_bytes, &extent) else {
                 // Rare, so boxed to keep every read's future small; likewise below.
                 return Box::pin(self.read_on_owners(offset_bytes, buffer, None)).await;
             };
-            let result = self.read_member(place, buffer).await;
+            let Some(member) = self.member(place.slot) else {
+                let failure = ReadFailure::new(DriveError::Gone, buffer);
+                return Box::pin(self.read_failed(offset_bytes, &extent, place, failure)).await;
+            };
+            let under_way = member.begin_read(place.offset_bytes, buffer.len());
+            let (drive, offset_bytes_there) = member.drive_at(place.offset_bytes);
+            let result = drive.read(offset_bytes_there, buffer).await;
+            drop(under_way);
             let is_current = self.shared.epoch() == epoch;
             match result {
                 Ok(read) if is_current => return Ok(read),
                 // The member may have missed a write meanwhile that was acknowledged.
                 Ok(read) => buffer = read,
                 Err(failure) => {
+                    self.not_read(place.slot, &member, failure.error);
                     return Box::pin(self.read_failed(offset_bytes, &extent, place, failure)).await;
                 }
             }
@@ -261,6 +268,9 @@ impl<D: Drive> Array<D> {
         buffer: Buffer,
         failed: Option<usize>,
     ) -> Result<Buffer, Unread> {
+        if self.stripe.is_some() {
+            return self.stripe_read(offset_bytes, buffer).await;
+        }
         let geometry = self.shared.geometry();
         let end_bytes = offset_bytes + buffer.len() as u64;
         let lock = self.locks.enter(geometry.shard_of(offset_bytes), offset_bytes..end_bytes);

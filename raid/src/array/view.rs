@@ -139,15 +139,22 @@ impl<D: Drive> Array<D> {
         let Some(member) = self.member(place.slot) else {
             return Err(ReadFailure::new(DriveError::Gone, buffer));
         };
-        let kept = Rc::clone(&member);
-        let result = member.read(&self.shared, place.offset_bytes, buffer).await;
-        if let Err(ReadFailure {
-            error: error @ (DriveError::Gone | DriveError::TimedOut), ..
-        }) = &result
-        {
-            self.fail(place.slot, &kept, MemberFault::Unreachable(*error));
+        let under_way = member.begin_read(place.offset_bytes, buffer.len());
+        let (drive, offset_bytes) = member.drive_at(place.offset_bytes);
+        let result = drive.read(offset_bytes, buffer).await;
+        drop(under_way);
+        if let Err(failure) = &result {
+            self.not_read(place.slot, &member, failure.error);
         }
         result
+    }
+
+    /// A member did not read. If it is gone or does not answer it has failed.
+    pub(super) fn not_read(&self, slot: usize, member: &Rc<Member<D>>, error: DriveError) {
+        member.read_failed(&self.shared, error);
+        if matches!(error, DriveError::Gone | DriveError::TimedOut) {
+            self.fail(slot, member, MemberFault::Unreachable(error));
+        }
     }
 
     /// Writes to a member. One that cannot has failed; what was bad there is good again.
@@ -157,13 +164,14 @@ impl<D: Drive> Array<D> {
         data: SharedBuffer,
         fua: bool,
     ) -> Result<(), MemberError> {
-        let Place { slot, offset_bytes } = place;
-        let end_bytes = offset_bytes + data.len() as u64;
-        let Some(member) = self.member(slot) else {
-            return Err(MemberError { slot, error: DriveError::Gone });
+        let end_bytes = place.offset_bytes + data.len() as u64;
+        let Some(member) = self.member(place.slot) else {
+            return Err(MemberError { slot: place.slot, error: DriveError::Gone });
         };
-        let result = member.write(&self.shared, offset_bytes, data, fua).await;
-        self.written(&member, slot, offset_bytes..end_bytes, result)
+        let (drive, offset_bytes) = member.drive_at(place.offset_bytes);
+        let result = drive.write(offset_bytes, data, member.needs_fua(fua)).await;
+        let result = result.map_err(|error| member.write_failed(&self.shared, error));
+        self.written(&member, place.slot, place.offset_bytes..end_bytes, result)
     }
 
     /// Zeroes a member's range, as [`Self::write_member`]; `Unsupported` is no failure.

@@ -18,6 +18,7 @@
 //! sector is right by itself. md takes the same entry twice as once.
 
 use super::SECTOR_BYTES;
+use crate::array::BadRange;
 use std::ops::Range;
 use thiserror::Error;
 
@@ -31,23 +32,6 @@ const LEN_BITS: u32 = 10;
 const END: u64 = u64::MAX;
 /// Larger units make no sense: an entry would be longer than any drive.
 const MAX_SHIFT: u8 = 32;
-
-/// Blocks that cannot be read: bytes of a member's data area.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct BadRange {
-    /// Where they begin, from the beginning of the data area.
-    pub offset_bytes: u64,
-    /// How many bytes.
-    pub len_bytes: u64,
-}
-
-impl BadRange {
-    /// As a range.
-    #[must_use]
-    pub fn range(&self) -> Range<u64> {
-        self.offset_bytes..self.offset_bytes.saturating_add(self.len_bytes)
-    }
-}
 
 /// Why a log cannot be read or written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -142,7 +126,7 @@ impl Log {
         let places = self.entries.iter().filter_map(|entry| within(self.place(*entry)?));
         join(places.collect())
             .into_iter()
-            .map(|r| BadRange { offset_bytes: r.start, len_bytes: r.end - r.start })
+            .map(|r| BadRange { start_bytes: r.start, end_bytes: r.end })
             .collect()
     }
 
@@ -150,8 +134,8 @@ impl Log {
     fn entries_for(&self, ranges: &[BadRange], data_offset_bytes: u64) -> Vec<u64> {
         let unit = SECTOR_BYTES << self.shift;
         let place = |r: &BadRange| {
-            let start = data_offset_bytes.saturating_add(r.offset_bytes) / unit;
-            let end = data_offset_bytes.saturating_add(r.range().end).div_ceil(unit);
+            let start = data_offset_bytes.saturating_add(r.start_bytes) / unit;
+            let end = data_offset_bytes.saturating_add(r.end_bytes).div_ceil(unit);
             start..end
         };
         let mut entries = Vec::new();
@@ -228,8 +212,8 @@ mod tests {
 
     const DATA: u64 = 1 << 20;
 
-    fn bad(offset_bytes: u64, len_bytes: u64) -> BadRange {
-        BadRange { offset_bytes, len_bytes }
+    fn bad(start_bytes: u64, len_bytes: u64) -> BadRange {
+        BadRange { start_bytes, end_bytes: start_bytes + len_bytes }
     }
 
     /// Bytes as the kernel lays them out: 4 KiB that are bad 8 KiB into data at 1 MiB are
@@ -264,7 +248,7 @@ mod tests {
         let parse = |entry: u64, shift| Log::parse(&entry.to_le_bytes(), shift);
         assert_eq!(parse(1 << 10, 0), Err(BadBlockError::Entry(0)));
         assert_eq!(parse(1 << 10 | 513, 0), Err(BadBlockError::Entry(0)));
-        assert_eq!(parse((1 << 54) - 1 << 10 | 512, 1), Err(BadBlockError::Entry(0)));
+        assert_eq!(parse(((1 << 54) - 1) << 10 | 512, 1), Err(BadBlockError::Entry(0)));
         assert_eq!(parse(1 << 10 | 1, 33), Err(BadBlockError::Shift(33)));
         assert_eq!(parse(END, 0).map(|log| log.is_empty()), Ok(true));
         let many: Vec<_> = (0..=MAX_ENTRIES as u64).map(|i| bad(i * 8192, 4096)).collect();
@@ -285,9 +269,9 @@ mod tests {
             }
             let found = Log::parse(&torn, 0).unwrap().ranges(DATA, 1 << 40);
             for range in stays {
-                let is_in = found.iter().any(|f| {
-                    f.offset_bytes <= range.offset_bytes && f.range().end >= range.range().end
-                });
+                let is_in = found
+                    .iter()
+                    .any(|f| f.start_bytes <= range.start_bytes && f.end_bytes >= range.end_bytes);
                 assert!(is_in, "{range:?} is lost with sectors {mask:08b}");
             }
         }

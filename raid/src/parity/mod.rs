@@ -50,7 +50,9 @@ pub const MAX_DATA_CHUNKS: usize = MAX_PARITY_MEMBERS - 1;
 
 /// From this length on results are written past the caches: they go to drives, and reading what
 /// was there before, only to overwrite it, costs more than anything else. Shorter ones are likely
-/// to be looked at again soon.
+/// to be looked at again soon. Measured on an EPYC of Zen 5 with chunks of 64 KiB that are in no
+/// cache, against `memcpy` of the same chunks: 4+1 1.85 streaming and 1.64 without, 4+2 1.45 and
+/// 1.11; with 16 KiB there is little between them.
 const STREAM_BYTES: usize = 32 << 10;
 
 /// Where a step needs a result of the one before, chunks are worked through in blocks of this

@@ -33,4 +33,4 @@ mod runner;
 mod shape;
 mod tests;
 mod value;
-mod world;
+pub(crate) mod world;

@@ -181,7 +181,7 @@ impl Boot {
     fn start_tasks(&self, random: &mut Random) {
         let array = Rc::clone(&self.scene.arrays[0]);
         let clock = Clock(Rc::clone(&self.world));
-        self.task(async move { array.resync(&clock).await });
+        self.task(async move { array.recover(&clock).await });
         let delay = [2, 10, 5000][random.below(3) as usize];
         let rest = rest(
             Arc::clone(&self.shared),

@@ -12,10 +12,10 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use raidfabric_raid::array::{BadRange, MemberState, Wanted};
+use raidfabric_raid::array::{BadRange, IntentLayout, MemberState, Wanted};
 use raidfabric_raid::assemble::{
     self, AddError, ArrayHandle, ArrayInfo, AssemblyPlan, CreateError, Decision, Description,
-    Examined, Expected, NewArray, NotMember, examine, find_members,
+    Examined, Expected, NewArray, NotMember, ReplayFailure, examine, find_members,
 };
 use raidfabric_raid::device::{
     DeviceError, Identity, Intent, OpenDevice, Patience, advice, open, open_patiently,
@@ -166,6 +166,14 @@ pub enum ArrayStartError {
         /// What is not there.
         absent: String,
     },
+    /// What was being written could not be made good.
+    #[error("array {array}: {source}")]
+    Replay {
+        /// The array.
+        array: String,
+        /// What is wrong.
+        source: Box<ReplayFailure>,
+    },
     /// A drive could not be made a spare.
     #[error("array {array}: {drive}: {source}")]
     Add {
@@ -193,6 +201,7 @@ pub enum ArrayStartError {
 pub struct Prospect {
     name: String,
     kind: Kind,
+    accepted: Accepted,
 }
 
 enum Kind {
@@ -225,6 +234,10 @@ pub struct OpenArray {
     pub bad_blocks: Vec<Vec<BadRange>>,
     /// Whether it has just been created.
     pub created: bool,
+    /// Whether its redundancy has never been whole.
+    pub is_building: bool,
+    /// Where its write intent is.
+    pub intent: IntentLayout,
     /// Its superblocks; `None` in memory.
     pub handle: Option<Handle>,
     memory: Vec<MemoryDrive>,
@@ -438,13 +451,14 @@ impl Prospect {
             Drives::Memory(sizes) => {
                 let geometry = memory_geometry(array, sizes)?;
                 let drives = sizes.iter().map(|&size| MemoryDrive::new(size)).collect();
-                return Ok(Self { name, kind: Kind::Memory(geometry, drives) });
+                let kind = Kind::Memory(geometry, drives);
+                return Ok(Self { name, kind, accepted: Accepted::default() });
             }
             Drives::Paths(listed) => listed,
         };
         let open = |paths: &[PathBuf]| own_drives(&name, paths, PREDECESSOR_PATIENCE);
         let survey = Survey::new(array, listed, homehost, state, accepted, open)?;
-        Ok(Self { name, kind: Kind::Drives(survey) })
+        Ok(Self { name, kind: Kind::Drives(survey), accepted: accepted.clone() })
     }
 
     /// The array's name.
@@ -542,7 +556,7 @@ impl Prospect {
     /// # Errors
     /// [`ArrayStartError`]; it says what has been written.
     pub fn take(self, state: Option<&StateDirectory>) -> Result<OpenArray, ArrayStartError> {
-        let Self { name, kind } = self;
+        let Self { name, kind, accepted } = self;
         let Survey { media, examined, decision } = match kind {
             Kind::Memory(geometry, memory) => return Ok(memory_array(name, geometry, memory)),
             Kind::Drives(survey) => survey,
@@ -552,11 +566,11 @@ impl Prospect {
         match decision {
             Decision::Create(plan) => {
                 let handle = assemble::create(&plan, media).map_err(failed)?;
-                settle(from_handle(name, handle, true)?, state)
+                settle(from_handle(name, handle, true, &accepted)?, state)
             }
             Decision::Assemble(plan) => {
                 let handle = put_together(&name, &plan, &examined, media).map_err(failed)?;
-                settle(from_handle(name, handle, false)?, state)
+                settle(from_handle(name, handle, false, &accepted)?, state)
             }
         }
     }
@@ -615,12 +629,18 @@ fn put_together(
 
 /// Remembers an array that is ours, and advises on what could take it away at the next boot.
 pub(super) fn settle(
-    array: OpenArray,
+    mut array: OpenArray,
     state: Option<&StateDirectory>,
 ) -> Result<OpenArray, ArrayStartError> {
     if let Some(state) = state {
         let events = array.events().map(|events| remembered_events(state, &array, events));
-        let record = Record::new(array.uuid, array.member_names(), events);
+        let known = state.record(&array.name)?.filter(|known| known.uuid == array.uuid);
+        let was_building = array.created || known.is_some_and(|known| known.is_building);
+        array.is_building = was_building && array.resync_position_bytes != u64::MAX;
+        let record = Record {
+            is_building: array.is_building,
+            ..Record::new(array.uuid, array.member_names(), events)
+        };
         state.remember(&array.name, &record)?;
     }
     if let Some(advice) = advice::assembly_advice(array.uuid) {
@@ -674,10 +694,12 @@ fn engine_geometry(
 
 pub(super) fn from_handle(
     name: String,
-    handle: ArrayHandle<OpenDevice>,
+    mut handle: ArrayHandle<OpenDevice>,
     created: bool,
+    accepted: &Accepted,
 ) -> Result<OpenArray, ArrayStartError> {
     let geometry = engine_geometry(&name, &handle.info().geometry)?;
+    let intent = ready_intent(&name, &mut handle, accepted)?;
     let recorded = handle.recorded();
     let offset = |slot| handle.member(slot).map_or(0, assemble::Member::data_offset_bytes);
     Ok(OpenArray {
@@ -695,11 +717,47 @@ pub(super) fn from_handle(
         rebuild_from_bytes: recorded.rebuild_from,
         bad_blocks: recorded.bad_blocks.clone(),
         created,
+        is_building: false,
+        intent,
         time_limits: (0..geometry.members()).map(|_| TimeLimit::default()).collect(),
         handle: Some(Arc::new(Mutex::new(handle))),
         memory: Vec::new(),
         name,
     })
+}
+
+/// Has what was being written when the array stopped made good by its logs, and finds the write
+/// intent.
+fn ready_intent(
+    name: &str,
+    handle: &mut ArrayHandle<OpenDevice>,
+    accepted: &Accepted,
+) -> Result<IntentLayout, ArrayStartError> {
+    let blocks = handle.members().iter().map(|member| member.medium().logical_block_bytes());
+    let block_bytes = blocks.max().unwrap_or(512);
+    let failed = |source: ReplayFailure| ArrayStartError::Replay {
+        array: name.to_owned(),
+        source: Box::new(source),
+    };
+    let replayed = handle.replay(block_bytes, accepted.force).map_err(failed)?;
+    if replayed.parts > 0 {
+        tracing::warn!(
+            array = name,
+            writes = replayed.parts,
+            bad_bytes = replayed.bad_bytes,
+            "not stopped cleanly: parity was made good where it was being written"
+        );
+    }
+    if replayed.bad_bytes > 0 {
+        tracing::error!(
+            array = name,
+            "blocks of a missing member were being written together with others: {} cannot be read \
+             until they are written again",
+            crate::config::format_bytes(replayed.bad_bytes)
+        );
+    }
+    let layout = handle.intent_layout(replayed.next_generation);
+    layout.map_err(|error| failed(error.into()))
 }
 
 fn memory_geometry(array: &Array, sizes: &[u64]) -> Result<Geometry, ArrayStartError> {
@@ -728,6 +786,8 @@ fn memory_array(name: String, geometry: Geometry, memory: Vec<MemoryDrive>) -> O
         rebuild_from_bytes: None,
         bad_blocks: vec![Vec::new(); memory.len()],
         created: true,
+        is_building: false,
+        intent: IntentLayout::NONE,
         time_limits: Vec::new(),
         handle: None,
         memory,

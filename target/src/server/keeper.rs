@@ -96,7 +96,6 @@ impl<M: Medium> Recorder<M> {
             }
         };
         let names: Vec<_> = handle.members().iter().map(|member| member.medium().name()).collect();
-        drop(handle);
         self.owes_note.fetch_or(recorded.lost_member, Ordering::Relaxed);
         if self.owes_note.load(Ordering::Relaxed)
             && let Err(error) = self.note(recorded.events, names)
@@ -106,6 +105,7 @@ impl<M: Medium> Recorder<M> {
         }
         self.owes_note.store(false, Ordering::Relaxed);
         self.tell(&wanted);
+        self.shared.recorded_events(&wanted, recorded.events);
         self.shared.recorded(wanted.version);
         Turn::Again
     }
@@ -113,10 +113,10 @@ impl<M: Medium> Recorder<M> {
     /// Notes the events of an array that has lost a member.
     fn note(&self, events: u64, names: Vec<String>) -> Result<(), StateError> {
         let Some(state) = &self.state else { return Ok(()) };
-        let Err(error) = state.remember(&self.name, &Record::new(self.uuid, names, Some(events)))
-        else {
-            return Ok(());
-        };
+        let known = state.record(&self.name).ok().flatten();
+        let is_building = known.is_some_and(|known| known.is_building);
+        let record = Record { is_building, ..Record::new(self.uuid, names, Some(events)) };
+        let Err(error) = state.remember(&self.name, &record) else { return Ok(()) };
         state.forget(&self.name)?;
         tracing::error!(
             array = self.name, %error,
@@ -124,6 +124,21 @@ impl<M: Medium> Recorder<M> {
              until it can be written the array does not start without all its members"
         );
         Ok(())
+    }
+
+    /// Notes that the array's redundancy has been whole. It is only said to people, so that it does
+    /// not matter much if it cannot be noted.
+    pub(super) fn note_built(&self) {
+        // What else is noted is noted under this lock.
+        let _handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(state) = &self.state else { return };
+        let noted = state.record(&self.name).and_then(|known| match known {
+            Some(known) => state.remember(&self.name, &Record { is_building: false, ..known }),
+            None => Ok(()),
+        });
+        if let Err(error) = noted {
+            tracing::warn!(array = self.name, %error, "not noted that the array has been built");
+        }
     }
 
     /// A member could not take it: it has failed. Lack of space below a file is no such failure.

@@ -50,6 +50,7 @@ pub(super) struct ServedArray {
     /// What drives owe that were let go of.
     owed: Mutex<Vec<LateOperations>>,
     is_stopped: AtomicBool,
+    is_building: AtomicBool,
     /// Hears of changes of health.
     registry: Mutex<Weak<Registry>>,
 }
@@ -81,6 +82,7 @@ impl ServedArray {
             index,
             labels: Mutex::new(labels),
             owed: Mutex::default(),
+            is_building: AtomicBool::new(open.is_building),
             open,
             shared,
             conduct,
@@ -157,6 +159,19 @@ impl ServedArray {
 
     pub(super) fn set_stopped(&self) {
         self.is_stopped.store(true, Ordering::Release);
+    }
+
+    /// Whether its redundancy has never been whole.
+    pub(super) fn is_building(&self) -> bool {
+        self.is_building.load(Ordering::Relaxed)
+    }
+
+    /// Its redundancy is whole for the first time. Blocking.
+    pub(super) fn set_built(&self) {
+        self.is_building.store(false, Ordering::Relaxed);
+        if let Some(recorder) = &self.recorder {
+            recorder.note_built();
+        }
     }
 
     /// Who is told when its health changes.

@@ -29,6 +29,8 @@
 mod agreement;
 mod bad_blocks;
 mod error;
+#[cfg(test)]
+mod failure_tests;
 mod fan;
 mod flush;
 mod intent;
@@ -42,15 +44,17 @@ mod resync;
 mod resync_tests;
 mod shared;
 mod slots;
+mod stripe;
 #[cfg(test)]
 mod tests;
 mod timer;
 mod view;
 mod write;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 pub use agreement::IN_SYNC;
 pub use bad_blocks::BadRange;
@@ -62,6 +66,7 @@ pub use membership::{Failure, Keeper, MemberFault, MemberState, NoKeeper, Wanted
 pub use progress::{ResyncProgress, Stall};
 pub use shared::{MemberErrors, Settings, Shared, WriteState};
 pub use slots::SlotSet;
+pub use stripe::StripeStatistics;
 pub use timer::{CoreTimer, Timer};
 pub use view::View;
 pub use write::Call;
@@ -105,10 +110,14 @@ pub struct Array<D> {
     endpoint: Rc<Endpoint>,
     pool: Pool,
     timer: Rc<dyn CoreTimer>,
+    /// Parity levels have one.
+    stripe: Option<Box<stripe::Stripe>>,
     locks: RangeLocks,
     zeros: SharedBuffer,
     block_bytes: u32,
     has_volatile_cache: bool,
+    /// Of [`Shared`]'s count of lost caches, those that a flush here has told of.
+    told_caches: Cell<u64>,
 }
 
 impl<D: Drive> Array<D> {
@@ -165,16 +174,20 @@ impl<D: Drive> Array<D> {
             Ok(RefCell::new(Some(Rc::new(member))))
         };
         let members = drives.into_iter().enumerate().map(slot).collect::<Result<_, _>>()?;
+        let stripe =
+            stripe::Stripe::new(shared.geometry()).map_err(|_| SetupError::NoMemory)?;
         Ok(Self {
             members,
             map: RefCell::new(map),
             endpoint,
             pool,
             timer: Rc::new(timer::Standstill),
+            stripe,
             locks: RangeLocks::new(LOCKS),
             zeros: zeros.freeze(),
             block_bytes,
             has_volatile_cache,
+            told_caches: Cell::new(shared.lost_caches.load(Ordering::SeqCst)),
             shared,
         })
     }

@@ -34,7 +34,9 @@ use super::flush::SharedFlush;
 use super::intent::{Intent, IntentLayout};
 use super::membership::{Keeper, MemberState, Membership};
 use super::progress::Progress;
+use super::stripe::{StripeCounters, StripeStatistics};
 use crate::geometry::Geometry;
+use crate::mutation::mutation;
 
 /// From what the shared part of an array is made.
 pub struct Settings {
@@ -148,6 +150,7 @@ struct CoreCounters {
     reads: AtomicU64,
     writes_begun: AtomicU64,
     writes_ended: AtomicU64,
+    stripes: StripeCounters,
 }
 
 /// What every request looks at; on cache lines of its own, because it hardly ever changes.
@@ -180,6 +183,8 @@ pub struct Shared {
     flushes: Box<[Mutex<Arc<SharedFlush>>]>,
     /// Reads that another copy answered after a read error.
     reads_from_other_copies: AtomicU64,
+    /// How often a drive came back whose cache may be lost.
+    pub(super) lost_caches: AtomicU64,
     pub(super) read_error_limit: u32,
     pub(super) resync_min_rate: AtomicU64,
     pub(super) resync_max_rate: AtomicU64,
@@ -245,6 +250,7 @@ impl Shared {
             members: (0..geometry.members()).map(|_| MemberCounters::default()).collect(),
             flushes: (0..geometry.members()).map(flush).collect(),
             reads_from_other_copies: AtomicU64::new(0),
+            lost_caches: AtomicU64::new(0),
             read_error_limit: settings.read_error_limit.max(1),
             resync_min_rate: AtomicU64::new(32 << 20),
             resync_max_rate: AtomicU64::new(0),
@@ -341,6 +347,12 @@ impl Shared {
         begun - ended
     }
 
+    /// Writes, on all cores, that have begun since the start, those of background work included:
+    /// while this stays the same nothing is written.
+    pub fn writes_begun(&self) -> u64 {
+        self.cores.iter().map(|core| core.writes_begun.load(Ordering::Relaxed)).sum()
+    }
+
     /// Has the superblocks marked clean if nothing is being written: from a pause (safe mode), or
     /// for good after [`Self::stop_writes`]. False if a write is under way, the array has failed,
     /// or it is clean already. The keeper calls this; whoever records the result flushes all
@@ -377,7 +389,7 @@ impl Shared {
     pub(super) async fn begin_write(&self, core: usize) -> Result<WritePermit<'_>, ArrayError> {
         loop {
             let permit = self.count_write(core);
-            if self.write_state() == WriteState::Active {
+            if self.write_state() == WriteState::Active || mutation!("write-before-active") {
                 return Ok(permit);
             }
             drop(permit);
@@ -464,6 +476,15 @@ impl Shared {
 
     pub(super) fn count_read_from_other_copy(&self) {
         self.reads_from_other_copies.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What has been done to the rows of a parity level, on all cores.
+    pub fn stripe_statistics(&self) -> StripeStatistics {
+        StripeStatistics::of(self.cores.iter().map(|core| &core.stripes))
+    }
+
+    pub(super) fn stripe_counters(&self, core: usize) -> &StripeCounters {
+        &self.cores[core].stripes
     }
 
     pub(super) fn count_read(&self, core: usize) {

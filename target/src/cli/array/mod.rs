@@ -6,7 +6,9 @@
 //! 2. What the drives named by `--overwrite` hold is shown, and has to be confirmed.
 //! 3. Only then the first byte is written.
 
+mod assemble;
 mod drives;
+mod examine;
 mod verbs;
 
 use clap::{Args, Subcommand};
@@ -18,14 +20,20 @@ use super::{ConfigFile, Failure, check, print, start_logging};
 use crate::config::drives::{Absence, Drives};
 use crate::config::{Array, Config, Level, format_bytes};
 use crate::server::{
-    self, OpenArray, Outlook, Overwrite, Prospect, StateDirectory, homehost, present,
+    self, Accepted, OpenArray, Outlook, Overwrite, Prospect, StateDirectory, homehost, present,
 };
+
+pub(super) use examine::text as examined;
 
 /// The verbs of `array`.
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
     /// Create the arrays that a configuration file describes and that do not exist yet
     Create(Create),
+    /// Say how the arrays of a configuration file would start, and decide what nobody else can
+    Assemble(assemble::Assemble),
+    /// Say what drives tell of their arrays, mdadm's too, and how those would start
+    Examine(examine::Examine),
     /// Say how the arrays are, what is wrong, and what to do
     Status(StatusCommand),
     /// Stop an array of a running daemon, and give its drives back
@@ -46,6 +54,8 @@ impl Command {
     pub(super) fn run(self) -> Result<(), Failure> {
         match self {
             Self::Create(create) => create.run(),
+            Self::Assemble(assemble) => assemble.run(),
+            Self::Examine(examine) => examine.run(),
             Self::Status(status) => status.run(),
             Self::Stop(stop) => stop.run(),
             Self::Add(add) => add.run(),
@@ -58,7 +68,7 @@ impl Command {
 
     /// Whether its exit code tells of the arrays' state.
     pub(super) fn tells_state(&self) -> bool {
-        matches!(self, Self::Status(_))
+        matches!(self, Self::Status(_) | Self::Examine(_))
     }
 }
 
@@ -101,7 +111,7 @@ impl Create {
         start_logging()?;
         let (loaded, all_drives) = check::load_drives(&self.file, Absence::Allowed)?;
         let config = &loaded.config;
-        let selected: Vec<(&Array, &Drives)> = self.select(config, &all_drives)?;
+        let selected = select(&self.file, self.array.as_deref(), config, &all_drives)?;
         let victims = drives::victims(&selected, &self.overwrite)?;
         let state = server::state_directory(config).map_err(Failure::refused)?;
         let works = selected
@@ -115,25 +125,6 @@ impl Create {
             created |= perform(work, state.as_ref())?;
         }
         if created { print_next(config, &self.file) } else { Ok(()) }
-    }
-
-    fn select<'a>(
-        &self,
-        config: &'a Config,
-        drives: &'a [Drives],
-    ) -> Result<Vec<(&'a Array, &'a Drives)>, Failure> {
-        let all = config.arrays.iter().zip(drives);
-        let Some(wanted) = &self.array else { return Ok(all.collect()) };
-        let selected: Vec<_> = all.filter(|(array, _)| array.name == *wanted).collect();
-        if selected.is_empty() {
-            let names: Vec<_> = config.arrays.iter().map(|array| array.name.as_str()).collect();
-            return Err(Failure::Refused(format!(
-                "{} describes no array {wanted}; it describes {}",
-                self.file.path.display(),
-                names.join(", ")
-            )));
-        }
-        Ok(selected)
     }
 
     fn confirm(&self, works: &[Work<'_>]) -> Result<(), Failure> {
@@ -153,6 +144,27 @@ impl Create {
     }
 }
 
+/// The arrays of a file that are meant.
+fn select<'a>(
+    file: &ConfigFile,
+    wanted: Option<&str>,
+    config: &'a Config,
+    drives: &'a [Drives],
+) -> Result<Vec<(&'a Array, &'a Drives)>, Failure> {
+    let all = config.arrays.iter().zip(drives);
+    let Some(wanted) = wanted else { return Ok(all.collect()) };
+    let selected: Vec<_> = all.filter(|(array, _)| array.name == *wanted).collect();
+    if selected.is_empty() {
+        let names: Vec<_> = config.arrays.iter().map(|array| array.name.as_str()).collect();
+        return Err(Failure::Refused(format!(
+            "{} describes no array {wanted}; it describes {}",
+            file.path.display(),
+            names.join(", ")
+        )));
+    }
+    Ok(selected)
+}
+
 fn look<'a>(
     array: &'a Array,
     drives: &Drives,
@@ -170,7 +182,7 @@ fn look<'a>(
             array.name
         ))),
         Outlook::Exists(info) => Ok(Work::Nothing(exists(array, &info))),
-        Outlook::Blank => Prospect::look(array, drives, homehost(), state)
+        Outlook::Blank => Prospect::look(array, drives, homehost(), state, &Accepted::default())
             .map(|prospect| Work::Create(array, prospect))
             .map_err(Failure::refused),
     }

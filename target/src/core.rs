@@ -22,7 +22,9 @@ use tokio::sync::mpsc;
 
 use crate::association::Registry;
 use crate::memory::DataMemory;
-use crate::runtime::{self, Awake, CoreOptions, Doorbell, DriveFacts, RuntimeError, UringDrive};
+use crate::runtime::{
+    self, Awake, CoreOptions, Doorbell, DriveFacts, RuntimeError, TimeLimit, UringDrive, Watch,
+};
 use crate::server::Arrival;
 use crate::transport::{self, Connection, Job};
 use crate::volume::{MemberDrive, Volume};
@@ -83,7 +85,7 @@ pub struct MemoryPlan {
 /// A member drive, before it has reached its core.
 pub enum MemberPlan {
     /// A descriptor of this core's own.
-    Uring(std::os::fd::OwnedFd, DriveFacts),
+    Uring(std::os::fd::OwnedFd, DriveFacts, TimeLimit),
     /// Memory.
     Memory(MemoryDrive),
 }
@@ -92,7 +94,7 @@ impl MemberPlan {
     /// The drive, on the core that uses it.
     pub fn open(self) -> MemberDrive {
         match self {
-            Self::Uring(fd, facts) => MemberDrive::Uring(UringDrive::new(fd, facts)),
+            Self::Uring(fd, facts, limit) => MemberDrive::Uring(UringDrive::new(fd, facts, limit)),
             Self::Memory(drive) => MemberDrive::Memory(drive),
         }
     }
@@ -280,11 +282,21 @@ impl Core {
         self.published.memory_bytes.store(memory_bytes as u64, Ordering::Relaxed);
     }
 
-    /// Ends connections whose hosts do not read, or do not send what they owe, once a second.
+    /// Ends connections whose hosts do not read, or do not send what they owe, and waiting for
+    /// drives that do not answer, once a second.
     async fn keep_house(self: Rc<Self>) {
+        let watch = Watch::of_this_core();
         loop {
             tokio::time::sleep(HOUSEKEEPING).await;
             let now = Instant::now();
+            let late = watch.scan(now);
+            if late > 0 {
+                tracing::warn!(
+                    core = self.index,
+                    operations = late,
+                    "drives did not answer in time"
+                );
+            }
             let limit = self.settings.reply_timeout;
             self.each_connection(|connection| {
                 let unread = connection.sending_since();

@@ -330,7 +330,8 @@ impl Shared {
     }
 
     /// The member cannot be used any more. If the level can do without it, it is out from now on
-    /// and commands go on; otherwise the array has failed. Does nothing if it is out already.
+    /// and commands go on; otherwise the array has failed, unless it was only the operator's wish, which
+    /// is not carried out then. Does nothing if it is out already.
     pub fn fail_member(&self, slot: usize, fault: MemberFault) {
         let mut rare = self.rare();
         let membership = &mut rare.membership;
@@ -345,6 +346,9 @@ impl Shared {
             _ => return,
         };
         if !can_lose {
+            if fault == MemberFault::Operator {
+                return;
+            }
             if fault.loses_writes() {
                 membership.suspect.insert(slot);
             }

@@ -14,4 +14,4 @@ mod model;
 pub(crate) mod mutations;
 mod run;
 mod tests;
-mod world;
+pub(crate) mod world;

@@ -9,11 +9,13 @@ use clap::{Args, ValueEnum};
 
 use super::client::Socket;
 use super::output::Output;
-use super::{Failure, print};
+use super::{Failure, array, print};
 use crate::config::{format_bytes, parse_duration};
+use crate::server::report::examination::ExaminedArray;
 use crate::server::report::{
     ArrayState, ArrayStatus, Export, MemberCondition, Severity, Status, Task,
 };
+use crate::server::{examination, inspect};
 
 /// How often the state is asked for while it is waited for.
 const POLL: Duration = Duration::from_millis(200);

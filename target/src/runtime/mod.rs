@@ -16,6 +16,7 @@ mod tests;
 mod awake;
 mod doorbell;
 mod drive;
+mod late;
 mod op;
 mod socket;
 
@@ -26,6 +27,7 @@ use std::time::{Duration, Instant};
 pub use awake::Awake;
 pub use doorbell::Doorbell;
 pub use drive::{DriveFacts, UringDrive};
+pub use late::{LateOperations, MEMBER_TIMEOUT, TimeLimit, Watch};
 pub use socket::{Batch, Socket};
 
 /// How a data core's runtime is set up.

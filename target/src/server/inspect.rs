@@ -122,13 +122,7 @@ impl Look {
     /// Whether a drive is meant by what somebody typed: any path that leads to it, the last part of
     /// its by-id name, its kernel name, or its serial number.
     pub fn is_named(&self, name: &str) -> bool {
-        let is = |text: Option<&str>| text == Some(name) && !name.is_empty();
-        let identity = &self.identity;
-        let by_id = identity.by_id.as_ref().and_then(|path| path.file_name()?.to_str());
-        is(identity.serial.as_deref())
-            || is(by_id)
-            || is(identity.kernel_name.as_deref())
-            || (name.contains('/') && kind_of(Path::new(name)) == Some(identity.kind))
+        is_named(&self.identity, name)
     }
 
     /// The drive for people and scripts.
@@ -154,6 +148,16 @@ impl Look {
             problem: self.found.as_ref().err().cloned(),
         }
     }
+}
+
+/// As [`Look::is_named`].
+pub fn is_named(identity: &Identity, name: &str) -> bool {
+    let is = |text: Option<&str>| text == Some(name) && !name.is_empty();
+    let by_id = identity.by_id.as_ref().and_then(|path| path.file_name()?.to_str());
+    is(identity.serial.as_deref())
+        || is(by_id)
+        || is(identity.kernel_name.as_deref())
+        || (name.contains('/') && kind_of(Path::new(name)) == Some(identity.kind))
 }
 
 fn held_by(holder: &Holder) -> HeldBy {

@@ -7,24 +7,31 @@
 //! The control thread accepts connections and writes superblocks; it never touches data.
 
 pub mod arrays;
+mod changes;
 pub mod control;
+mod cores;
+pub mod examination;
 pub mod inspect;
 mod keeper;
 mod listen;
 mod observe;
 pub mod overwrite;
+mod patience;
 mod plane;
 pub mod present;
 pub mod report;
+mod served;
+mod spares;
 mod state;
+mod steward;
 mod subsystems;
 mod temperature;
 pub mod verdict;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -33,7 +40,7 @@ use raidfabric_raid::array::{self, NoKeeper, Shared};
 use raidfabric_raid::mesh::Mesh;
 use tokio::sync::{mpsc, oneshot};
 
-pub use arrays::{ArrayStartError, OpenArray, Outlook, Prospect};
+pub use arrays::{Accepted, ArrayStartError, OpenArray, Outlook, Prospect};
 pub use listen::{Arrival, Seat};
 pub use overwrite::Overwrite;
 pub use plane::{InUse, Plane};
@@ -48,9 +55,11 @@ use crate::core::{
 };
 use crate::runtime::{self, CoreOptions, Doorbell, RuntimeError};
 use control::ControlSocket;
-use keeper::ControlSide;
+use cores::Cores;
+use keeper::{Bell, Recorder, Turn};
 use listen::{Door, Listener};
-use plane::{CoreDoor, Desk, ServedArray};
+use plane::{CoreDoor, Desk};
+use served::ServedArray;
 
 /// How long a refused connection's end is waited for.
 const LINGER: Duration = Duration::from_secs(1);
@@ -125,21 +134,32 @@ impl Server {
         let desk = Arc::new(Desk::default());
         let mut control = Control::start(socket, Arc::clone(&desk))
             .map_err(|source| StartError::Resources { what: "the control thread", source })?;
-        let opened = open_arrays(config, &plan.drives)?;
+        let state = state_directory(config)?;
+        let opened = open_arrays(config, &plan.drives, state.as_ref(), &desk)?;
         for array in &opened {
             announce(array);
         }
         let everything =
             subsystems::build(config, &opened, &listeners).map_err(StartError::Exporting)?;
         let mut served = Vec::new();
-        for (service, open) in opened.into_iter().enumerate() {
-            let (shared, side) = share(service, &open, plan.cores.len());
-            if let (Some(side), Some(handle)) = (side, &open.handle) {
-                let serving =
-                    side.serve(open.name.clone(), Arc::clone(&shared), Arc::clone(handle));
-                control.spawn(serving);
+        for (service, mut open) in opened.into_iter().enumerate() {
+            let Some(conduct) = config.arrays.get(service).cloned() else { continue };
+            let Some(drives) = plan.drives.get(service) else { continue };
+            for limit in &mut open.time_limits {
+                limit.timeout = conduct.member_timeout;
             }
-            served.push(ServedArray { open, shared });
+            let bell = Arc::new(Bell::default());
+            let shared = share(service, &open, &conduct, plan.cores.len(), &bell);
+            let recorder = open.handle.as_ref().map(|handle| {
+                let (handle, state) = (Arc::clone(handle), state.clone());
+                let shared = Arc::clone(&shared);
+                Arc::new(Recorder::new(open.name.clone(), shared, handle, state))
+            });
+            if let Some(recorder) = &recorder {
+                control.spawn(keeper::keep(bell, Arc::clone(recorder), conduct.safe_mode_delay));
+            }
+            let array = ServedArray::new(service, open, shared, conduct, drives, recorder);
+            served.push(Arc::new(array));
         }
         let below = arrays_below(&everything.volumes, &served);
         let registry = Arc::new(Registry::new(everything.served, below, plan.cores.len()));
@@ -147,6 +167,10 @@ impl Server {
         let plane = Arc::new(Plane::new(config, &listeners, registry, launched.cores, served));
         for listener in listeners {
             control.accept(listener, &plane.doors);
+        }
+        for array in &plane.arrays {
+            let cores = Cores::new(Arc::clone(&plane.doors));
+            control.spawn(steward::look_after(Arc::clone(array), cores));
         }
         desk.open(&plane);
         Ok(Self { plane, cores: launched.threads, control })
@@ -169,7 +193,7 @@ impl Server {
 
     /// The arrays, for their state: name and shared part.
     pub fn arrays(&self) -> impl Iterator<Item = (&str, &Arc<Shared>)> {
-        self.plane.arrays.iter().map(|array| (array.open.name.as_str(), &array.shared))
+        self.plane.arrays.iter().map(|array| (array.name(), &array.shared))
     }
 
     /// Reads the drives' temperatures and tells every controller to look at the health of its
@@ -199,7 +223,7 @@ impl Server {
         let mut left = Vec::new();
         for array in &self.plane.arrays {
             if let Err(reason) = mark_clean(array, ended) {
-                left.push((array.open.name.clone(), reason));
+                left.push((array.name().to_owned(), reason));
             }
         }
         left
@@ -221,21 +245,20 @@ impl Server {
 }
 
 fn mark_clean(array: &ServedArray, cores_ended: bool) -> Result<(), String> {
-    let Some(handle) = &array.open.handle else { return Ok(()) };
-    array.shared.stop_writes();
-    if let Some(failure) = array.shared.failure() {
+    let Some(recorder) = &array.recorder else { return Ok(()) };
+    let shared = &array.shared;
+    shared.stop_writes();
+    if let Some(failure) = shared.failure() {
         return Err(format!("it has failed: {failure}"));
     }
-    if !cores_ended || array.shared.writes_in_flight() > 0 {
+    if !cores_ended || shared.writes_in_flight() > 0 {
         return Err("writes to it were still under way".into());
     }
-    let mut handle = handle.lock().unwrap_or_else(PoisonError::into_inner);
-    // The position can have fallen since the last checkpoint.
-    let position_bytes = array.shared.resync_position_bytes();
-    handle
-        .checkpoint_resync(position_bytes)
-        .and_then(|()| handle.mark_clean())
-        .map_err(|error| error.to_string())
+    shared.try_clean();
+    match recorder.settle() {
+        Turn::Done => Ok(()),
+        _ => Err("its superblocks could not be written; see above".into()),
+    }
 }
 
 /// Whether an address could be served on now.
@@ -269,20 +292,23 @@ pub fn homehost() -> Option<String> {
     rustix::system::uname().nodename().to_str().ok().map(str::to_owned)
 }
 
-fn open_arrays(config: &Config, drives: &[Drives]) -> Result<Vec<OpenArray>, StartError> {
-    let state = state_directory(config)?;
+fn open_arrays(
+    config: &Config,
+    drives: &[Drives],
+    state: Option<&StateDirectory>,
+    desk: &Desk,
+) -> Result<Vec<OpenArray>, StartError> {
     let homehost = homehost();
-    let prospects = config
-        .arrays
-        .iter()
-        .zip(drives)
-        .map(|(array, drives)| Prospect::look(array, drives, homehost.clone(), state.as_ref()))
-        .collect::<Result<Vec<_>, _>>()?;
+    let started = std::time::Instant::now();
+    let look = |(array, drives)| {
+        patience::look_patiently(array, drives, homehost.as_deref(), state, desk, started)
+    };
+    let prospects = config.arrays.iter().zip(drives).map(look).collect::<Result<Vec<_>, _>>()?;
     check_block_sizes(config, &prospects)?;
     let capacities =
         prospects.iter().map(Prospect::capacity_bytes).collect::<Result<Vec<_>, _>>()?;
     subsystems::check_sizes(config, &capacities)?;
-    let take = |prospect: Prospect| prospect.take(state.as_ref());
+    let take = |prospect: Prospect| prospect.take(state);
     prospects.into_iter().map(take).collect::<Result<_, _>>().map_err(StartError::Opening)
 }
 
@@ -311,22 +337,28 @@ fn check_block_sizes(config: &Config, prospects: &[Prospect]) -> Result<(), Arra
 fn announce(array: &OpenArray) {
     let did = if array.created { "created" } else { "assembled" };
     let size = crate::config::format_bytes(array.geometry.capacity_bytes());
-    if array.resync_position_bytes == u64::MAX {
-        tracing::info!(array = array.name, uuid = %array.uuid, size, "array {did}");
+    let consistency = array.consistency.as_str();
+    let (array, uuid, position) = (&array.name, array.uuid, array.resync_position_bytes);
+    if position == u64::MAX {
+        tracing::info!(array, %uuid, size, consistency, "array {did}");
     } else {
         tracing::warn!(
-            array = array.name, uuid = %array.uuid, size,
-            "array {did}; its copies are made equal in the background"
+            array, %uuid, size, consistency,
+            "array {did}; its redundancy is made good in the background"
         );
     }
 }
 
-fn share(service: usize, open: &OpenArray, cores: usize) -> (Arc<Shared>, Option<ControlSide>) {
-    let (keeper, control): (Arc<dyn array::Keeper>, _) = if open.handle.is_some() {
-        let (core_side, control) = keeper::pair();
-        (core_side, Some(control))
-    } else {
-        (Arc::new(NoKeeper), None)
+fn share(
+    service: usize,
+    open: &OpenArray,
+    conduct: &Array,
+    cores: usize,
+    bell: &Arc<Bell>,
+) -> Arc<Shared> {
+    let keeper: Arc<dyn array::Keeper> = match &open.handle {
+        Some(_) => Arc::<Bell>::clone(bell),
+        None => Arc::new(NoKeeper),
     };
     let shared = Shared::new(array::Settings {
         service: u16::try_from(service).unwrap_or(u16::MAX),
@@ -335,16 +367,22 @@ fn share(service: usize, open: &OpenArray, cores: usize) -> (Arc<Shared>, Option
         cores,
         active: open.handle.is_none(),
         resync_position_bytes: open.resync_position_bytes,
+        members: open.members.clone(),
+        rebuild_from: open.rebuild_from_bytes,
+        bad_blocks: open.bad_blocks.clone(),
+        read_error_limit: conduct.read_error_limit,
         keeper,
         ..array::Settings::new(open.geometry)
     });
-    (shared, control)
+    let max = Some(conduct.resync.max_bytes).filter(|rate| *rate > 0);
+    shared.set_resync_rates(conduct.resync.min_bytes, max);
+    shared
 }
 
 /// For each subsystem, the arrays that its namespaces are on, each once.
 fn arrays_below(
     volumes: &[Vec<core::VolumePlan>],
-    served: &[ServedArray],
+    served: &[Arc<ServedArray>],
 ) -> Vec<Vec<Arc<Shared>>> {
     let below = |volumes: &Vec<core::VolumePlan>| {
         let indexes: BTreeSet<usize> = volumes.iter().map(|volume| volume.array).collect();
@@ -362,7 +400,7 @@ struct Launched {
 fn launch(
     plan: &Plan,
     registry: &Arc<Registry>,
-    arrays: &[ServedArray],
+    arrays: &[Arc<ServedArray>],
     volumes: &[Vec<core::VolumePlan>],
 ) -> Result<Launched, StartError> {
     let resources = |what| move |source| StartError::Resources { what, source };
@@ -385,7 +423,7 @@ fn launch(
         let published = Arc::new(Published::default());
         let mut array_plans = Vec::new();
         for array in arrays {
-            let members = array.open.members()?.into_iter().map(Some).collect();
+            let members = array.open.member_plans()?;
             array_plans.push(ArrayPlan { shared: Arc::clone(&array.shared), members });
         }
         let core_plan = CorePlan {

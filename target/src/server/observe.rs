@@ -1,47 +1,62 @@
 //! Looking at a running array: from its parts to [`Facts`], which [`super::verdict`] judges.
 
-use raidfabric_raid::array::{MemberState, ResyncProgress, Stall};
+use raidfabric_raid::array::{MemberState, ResyncProgress, Stall, Timer};
 use raidfabric_raid::geometry::Level;
 
-use super::plane::ServedArray;
+use super::inspect::Look;
 use super::report::{ArrayStatus, MemberCondition, MemberStatus, Task, TaskKind};
+use super::served::ServedArray;
+use super::spares;
 use super::verdict::Facts;
+use crate::runtime::Clock;
 
 /// How an array is.
 pub(super) fn array(array: &ServedArray) -> ArrayStatus {
     let shared = &array.shared;
     let geometry = shared.geometry();
     Facts {
-        name: array.open.name.clone(),
-        uuid: array.open.uuid,
+        name: array.name().to_owned(),
+        uuid: array.uuid(),
         level: level(geometry.level()).to_owned(),
         chunk_bytes: geometry.chunk_bytes().unwrap_or(0),
         size_bytes: geometry.capacity_bytes(),
-        consistency: match geometry.level() {
-            Level::Raid0 => "none".to_owned(),
-            _ => "resync".to_owned(),
-        },
-        is_stopped: false,
+        consistency: array.open.consistency.to_string(),
+        is_stopped: array.is_stopped(),
         failure: shared.failure().map(|failure| failure.to_string()),
         is_in_sync: shared.is_in_sync(),
-        tasks: array.sync_progress().map(|progress| sync_task(&progress)).into_iter().collect(),
+        tasks: tasks(array),
         members: members(array),
-        spares: Vec::new(),
+        spares: spares::look(&array.conduct.spares)
+            .iter()
+            .filter(|spare| !is_member(array, spare))
+            .map(spares::report)
+            .collect(),
     }
     .judge()
 }
 
+/// A spare that has taken a member's place is none any more.
+fn is_member(array: &ServedArray, spare: &Look) -> bool {
+    let slots = 0..array.shared.geometry().members();
+    let mut labels = slots.filter_map(|slot| array.label(slot));
+    labels.any(|label| label.identity.kind == spare.identity.kind)
+}
+
+fn tasks(array: &ServedArray) -> Vec<Task> {
+    let progress = array.shared.resync_progress(Clock::new().now());
+    progress.iter().map(sync_task).collect()
+}
+
 fn members(array: &ServedArray) -> Vec<MemberStatus> {
     let shared = &array.shared;
-    let drives = array.open.drives();
     let states = shared.member_states().into_iter().enumerate();
     let member = |(slot, state): (usize, MemberState)| {
         let errors = shared.member_errors(slot);
-        let drive = drives.get(slot);
+        let label = array.label(slot);
         MemberStatus {
             slot,
-            drive: drive.map(|drive| drive.name.clone()),
-            serial: drive.and_then(|drive| drive.serial.clone()),
+            drive: label.as_ref().map(|label| label.identity.name()),
+            serial: label.and_then(|label| label.identity.serial),
             state: condition(state),
             why: shared.member_fault(slot).map(|fault| fault.to_string()),
             read_errors: errors.reads,
@@ -49,7 +64,7 @@ fn members(array: &ServedArray) -> Vec<MemberStatus> {
             flush_errors: errors.flushes,
             no_space_errors: errors.no_space,
             bad_blocks: shared.bad_blocks(slot).len() as u64,
-            temperature_kelvin: drive.and_then(|drive| drive.temperature_kelvin),
+            temperature_kelvin: array.temperature_kelvin(slot),
         }
     };
     states.map(member).collect()
@@ -70,6 +85,8 @@ pub(super) fn level(level: Level) -> &'static str {
         Level::Raid0 => "raid0",
         Level::Raid1 => "raid1",
         Level::Raid10 => "raid10",
+        Level::Raid5 => "raid5",
+        Level::Raid6 => "raid6",
     }
 }
 

@@ -71,6 +71,7 @@ impl Overwrite {
                 drive.contents = Contents::Blank;
                 drive.private = PrivateArea::Absent;
                 drive.newer_header = None;
+                drive.bad_blocks = None;
             }
         }
         plan_create(&examined, &self.new).map_err(|source| self.drives_error(source))

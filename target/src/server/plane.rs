@@ -4,21 +4,22 @@
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
-use raidfabric_raid::array::{ResyncProgress, Shared, Timer};
-
-use super::arrays::OpenArray;
+use super::changes::blocking;
 use super::control::Operator;
 use super::control::api::{Answer, Request};
+use super::cores::Cores;
 use super::listen::{Door, Listener};
 use super::observe;
-use super::report::{Daemon, Done, Export, ExportedNamespace, Refusal, STATUS, Status};
+use super::report::{
+    ArrayStatus, Daemon, Done, Export, ExportedNamespace, Refusal, STATUS, Status,
+};
+use super::served::ServedArray;
 use crate::association::Registry;
 use crate::config::{self, Config};
 use crate::core::Published;
-use crate::runtime::Clock;
 
 /// What is in use at a moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,21 +44,6 @@ impl std::fmt::Display for InUse {
     }
 }
 
-/// An array, and what the cores share of it.
-pub struct ServedArray {
-    /// Its drives.
-    pub(super) open: OpenArray,
-    /// Its state.
-    pub(super) shared: Arc<Shared>,
-}
-
-impl ServedArray {
-    /// How far its resync is, if one is under way.
-    pub(super) fn sync_progress(&self) -> Option<ResyncProgress> {
-        self.shared.resync_progress(Clock::new().now())
-    }
-}
-
 /// A data core, from outside.
 pub(super) struct CoreDoor {
     pub(super) door: Door,
@@ -71,7 +57,7 @@ pub struct Plane {
     pub(super) registry: Arc<Registry>,
     pub(super) doors: Arc<Vec<Door>>,
     published: Vec<Arc<Published>>,
-    pub(super) arrays: Vec<ServedArray>,
+    pub(super) arrays: Vec<Arc<ServedArray>>,
     subsystems: Vec<config::Subsystem>,
 }
 
@@ -81,10 +67,13 @@ impl Plane {
         listeners: &[Listener],
         registry: Arc<Registry>,
         cores: Vec<CoreDoor>,
-        arrays: Vec<ServedArray>,
+        arrays: Vec<Arc<ServedArray>>,
     ) -> Self {
         let volumes = listeners.iter().filter(|listener| listener.serves_volumes);
         let (doors, published) = cores.into_iter().map(|core| (core.door, core.published)).unzip();
+        for array in &arrays {
+            array.tell(&registry);
+        }
         Self {
             started: Instant::now(),
             addresses: volumes.map(|listener| listener.address).collect(),
@@ -113,8 +102,7 @@ impl Plane {
     /// subsystem.
     pub(super) fn report_health(&self) {
         for array in &self.arrays {
-            let kelvin = array.open.temperature_kelvin();
-            self.registry.set_temperature(&array.shared, kelvin);
+            self.registry.set_temperature(&array.shared, array.warmest_kelvin());
         }
         self.registry.health_may_have_changed();
     }
@@ -139,7 +127,7 @@ impl Plane {
             let rest_bytes = capacity_bytes.saturating_sub(namespace.offset_bytes);
             Some(ExportedNamespace {
                 nsid: namespace.nsid,
-                array: array.open.name.clone(),
+                array: array.name().to_owned(),
                 size_bytes: namespace.size_bytes.unwrap_or(rest_bytes),
                 block_size_bytes: namespace.block_size_bytes,
             })
@@ -154,8 +142,9 @@ impl Plane {
 
     /// All arrays, or one.
     fn status(&self, only: Option<&str>) -> Result<Status, Refusal> {
-        let wanted = |array: &&ServedArray| only.is_none_or(|name| name == array.open.name);
-        let arrays: Vec<_> = self.arrays.iter().filter(wanted).map(observe::array).collect();
+        let wanted = |array: &&Arc<ServedArray>| only.is_none_or(|name| name == array.name());
+        let arrays: Vec<_> =
+            self.arrays.iter().filter(wanted).map(|array| observe::array(array)).collect();
         if let (Some(name), true) = (only, arrays.is_empty()) {
             return Err(self.no_array(name));
         }
@@ -172,7 +161,7 @@ impl Plane {
     }
 
     fn no_array(&self, name: &str) -> Refusal {
-        let names: Vec<_> = self.arrays.iter().map(|array| array.open.name.as_str()).collect();
+        let names: Vec<_> = self.arrays.iter().map(|array| array.name()).collect();
         Refusal::not_found(format!("there is no array {name}; there are {}", names.join(", ")))
     }
 }
@@ -181,6 +170,7 @@ impl Plane {
 #[derive(Default)]
 pub(super) struct Desk {
     plane: OnceLock<Arc<Plane>>,
+    waiting: Mutex<Vec<ArrayStatus>>,
 }
 
 impl Desk {
@@ -189,34 +179,92 @@ impl Desk {
         let _ = self.plane.set(Arc::clone(plane));
     }
 
-    fn plane(&self) -> Result<Arc<Plane>, Refusal> {
-        self.plane
-            .get()
-            .map(Arc::clone)
-            .ok_or_else(|| Refusal::conflict("the daemon is just starting; ask again in a moment"))
+    /// An array waits for something before it is served.
+    pub(super) fn waits(&self, array: ArrayStatus) {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.retain(|other| other.name != array.name);
+        waiting.push(array);
     }
+
+    /// It does not wait any more.
+    pub(super) fn waited(&self, name: &str) {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.retain(|other| other.name != name);
+    }
+
+    fn plane(&self) -> Option<Arc<Plane>> {
+        self.plane.get().map(Arc::clone)
+    }
+
+    /// What is known before anything is served.
+    fn early_status(&self, only: Option<&str>) -> Result<Status, Refusal> {
+        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let wanted = |array: &&ArrayStatus| only.is_none_or(|name| name == array.name);
+        let arrays: Vec<_> = waiting.iter().filter(wanted).cloned().collect();
+        drop(waiting);
+        if arrays.is_empty() {
+            return Err(starting());
+        }
+        Ok(Status { schema: STATUS.to_owned(), daemon: None, arrays, exports: Vec::new() })
+    }
+}
+
+fn starting() -> Refusal {
+    Refusal::conflict("the daemon is just starting; ask again in a moment")
 }
 
 impl Operator for Desk {
     fn status(&self, array: Option<String>) -> Answer<Status> {
         let plane = self.plane();
+        let early = match plane {
+            Some(_) => None,
+            None => Some(self.early_status(array.as_deref())),
+        };
         Box::pin(async move {
-            // Reads sensors: not on the thread that accepts connections.
-            let look = move || plane?.status(array.as_deref());
-            tokio::task::spawn_blocking(look).await.unwrap_or_else(|error| {
-                Err(Refusal::failed(format!("looking at the arrays failed: {error}")))
-            })
+            let Some(plane) = plane else { return early.unwrap_or_else(|| Err(starting())) };
+            // Reads sensors and looks at spares: not on the thread that accepts connections.
+            blocking(move || plane.status(array.as_deref())).await
         })
     }
 
     fn command(&self, array: String, request: Request) -> Answer<Done> {
         let plane = self.plane();
         Box::pin(async move {
-            let plane = plane?;
-            if !plane.arrays.iter().any(|one| one.open.name == array) {
-                return Err(plane.no_array(&array));
+            let plane = plane.ok_or_else(starting)?;
+            let found = plane.arrays.iter().find(|one| one.name() == array).map(Arc::clone);
+            let served = found.ok_or_else(|| plane.no_array(&array))?;
+            tracing::info!(array, ?request, "asked by an operator");
+            let done = plane.carry_out(&served, request).await;
+            match &done {
+                Ok(done) => tracing::info!(array, "{}", done.message),
+                Err(refusal) => tracing::info!(array, "refused: {refusal}"),
             }
-            Err(Refusal::conflict(format!("this version cannot {} an array", request.verb())))
+            done
         })
+    }
+}
+
+impl Plane {
+    async fn carry_out(&self, array: &ServedArray, request: Request) -> Result<Done, Refusal> {
+        let cores = Cores::new(Arc::clone(&self.doors));
+        if array.is_stopped() {
+            return Err(Refusal::conflict(format!(
+                "array {} was stopped; restart the daemon to serve it again",
+                array.name()
+            )));
+        }
+        match request {
+            Request::Stop => array.stop(&cores).await,
+            Request::Assemble { .. } => Err(Refusal::conflict(format!(
+                "array {} is being served already; raidfabric status {} tells how it is",
+                array.name(),
+                array.name()
+            ))),
+            Request::Add { drive, slot } => array.add(&cores, drive.into(), slot).await,
+            Request::Fail { member } => array.fail(&member).await,
+            Request::Remove { member } => array.remove(&cores, &member).await,
+            Request::Check { repair } => array.check(repair),
+            Request::Cancel => array.cancel(),
+        }
     }
 }

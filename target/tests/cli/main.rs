@@ -7,6 +7,7 @@ mod bench;
 mod control;
 mod documentation;
 mod drive;
+mod members;
 mod program;
 mod service;
 mod streams;

@@ -7,6 +7,7 @@
 //! 3. Only then the first byte is written.
 
 mod drives;
+mod examine;
 mod verbs;
 
 use clap::{Args, Subcommand};
@@ -18,14 +19,18 @@ use super::{ConfigFile, Failure, check, print, start_logging};
 use crate::config::drives::{Absence, Drives};
 use crate::config::{Array, Config, Level, format_bytes};
 use crate::server::{
-    self, OpenArray, Outlook, Overwrite, Prospect, StateDirectory, homehost, present,
+    self, Accepted, OpenArray, Outlook, Overwrite, Prospect, StateDirectory, homehost, present,
 };
+
+pub(super) use examine::text as examined;
 
 /// The verbs of `array`.
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
     /// Create the arrays that a configuration file describes and that do not exist yet
     Create(Create),
+    /// Say what drives tell of their arrays, mdadm's too, and how those would start
+    Examine(examine::Examine),
     /// Say how the arrays are, what is wrong, and what to do
     Status(StatusCommand),
     /// Stop an array of a running daemon, and give its drives back
@@ -46,6 +51,7 @@ impl Command {
     pub(super) fn run(self) -> Result<(), Failure> {
         match self {
             Self::Create(create) => create.run(),
+            Self::Examine(examine) => examine.run(),
             Self::Status(status) => status.run(),
             Self::Stop(stop) => stop.run(),
             Self::Add(add) => add.run(),
@@ -58,7 +64,7 @@ impl Command {
 
     /// Whether its exit code tells of the arrays' state.
     pub(super) fn tells_state(&self) -> bool {
-        matches!(self, Self::Status(_))
+        matches!(self, Self::Status(_) | Self::Examine(_))
     }
 }
 
@@ -170,7 +176,7 @@ fn look<'a>(
             array.name
         ))),
         Outlook::Exists(info) => Ok(Work::Nothing(exists(array, &info))),
-        Outlook::Blank => Prospect::look(array, drives, homehost(), state)
+        Outlook::Blank => Prospect::look(array, drives, homehost(), state, &Accepted::default())
             .map(|prospect| Work::Create(array, prospect))
             .map_err(Failure::refused),
     }

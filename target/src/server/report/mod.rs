@@ -5,6 +5,7 @@
 //! ones may come. Numbers are in base units, and the unit is part of the name.
 
 pub mod drives;
+pub mod examination;
 
 use std::net::SocketAddr;
 

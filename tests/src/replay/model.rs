@@ -53,6 +53,11 @@ impl Model {
         model
     }
 
+    /// How many blocks it knows of; nobody wrote to those behind them.
+    pub fn blocks(&self) -> usize {
+        self.blocks.len()
+    }
+
     /// What a block may hold if power is lost just before `now`; the durable value comes last.
     pub fn allowed(&self, block: u64, now: Time) -> Vec<Value> {
         let mut values = Vec::new();

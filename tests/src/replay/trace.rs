@@ -69,6 +69,8 @@ pub struct Trace {
     pub members: Vec<Vec<Request>>,
     /// The host's writes, as they began.
     pub writes: Vec<HostWrite>,
+    /// When the first sync was over; never, if nobody waited for it.
+    pub synced: Option<Time>,
     /// The end of all.
     pub end: Time,
 }
@@ -150,6 +152,10 @@ impl Reader {
                 self.flushes.get_mut(&number(1)?).ok_or("no such flush")?.1 = time;
                 Ok(())
             }
+            "Y" => {
+                self.trace.synced = self.trace.synced.or(Some(time));
+                Ok(())
+            }
             _ => Err("not understood".into()),
         }
     }
@@ -207,14 +213,14 @@ mod tests {
     #[test]
     fn requests_and_operations_find_their_ends() {
         let text = "S 1 8 2 w\nQ 7 WS 64 16 \nQ 8 WFS 64 8\nC 8 WFS 64 8 0\nC 7 WS 64 16 0\nA 1\n\
-                    F 1\nQ 7 FWS 0 0\nC 7 FWS 0 0 0\nG 1\nS 2 0 1 f\nA 2\nS 3 0 1 z";
+                    F 1\nQ 7 FWS 0 0\nC 7 FWS 0 0 0\nG 1\nS 2 0 1 f\nA 2\nS 3 0 1 z\nY\nY";
         let trace = read(text, 2, 7).unwrap();
         let times: Vec<_> = trace.members[0].iter().map(|r| (r.kind, r.begin, r.end)).collect();
         assert_eq!(times, [(Kind::Write { fua: false }, 1, 4), (Kind::Flush, 7, 8)]);
         assert_eq!(trace.members[1][0].kind, Kind::Write { fua: true });
         let durable: Vec<_> = trace.writes.iter().map(|write| write.durable).collect();
         assert_eq!(durable, [9, 11, NEVER]);
-        assert_eq!(trace.end, 13);
+        assert_eq!((trace.synced, trace.end), (Some(13), 15));
     }
 
     #[test]

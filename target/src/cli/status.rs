@@ -56,10 +56,30 @@ impl StatusCommand {
         Failure::by_state(severity)
     }
 
+    /// What the drives tell.
     fn without_daemon(self) -> Result<(), Failure> {
-        Err(Failure::Refused(
-            "no daemon runs; `raidfabric array examine` tells what the drives hold".into(),
-        ))
+        let mut examination = examination::of(&inspect::look_at_all(&[]));
+        if let Some(name) = &self.array {
+            let is_it = |array: &ExaminedArray| {
+                let short = array.name.split_once(':').map_or(&*array.name, |(_, short)| short);
+                array.name == *name || short == name
+            };
+            examination.arrays.retain(is_it);
+        }
+        if examination.arrays.is_empty() {
+            let which =
+                self.array.map_or_else(|| "an array".into(), |name| format!("array {name}"));
+            return Err(Failure::Refused(format!(
+                "no daemon runs (none has its control socket at the usual place; --socket names \
+                 another), and no local drive belongs to {which}"
+            )));
+        }
+        let severity = examination.severity();
+        self.output.print(&examination, |examination| {
+            let told = array::examined(examination);
+            format!("no daemon runs; this is what the drives tell:\n\n{told}")
+        })?;
+        Failure::by_state(severity)
     }
 }
 

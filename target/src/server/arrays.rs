@@ -12,10 +12,10 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use raidfabric_raid::array::{BadRange, MemberState};
+use raidfabric_raid::array::{BadRange, MemberState, Wanted};
 use raidfabric_raid::assemble::{
-    self, ArrayHandle, ArrayInfo, AssemblyPlan, CreateError, Decision, Examined, Expected,
-    NewArray, examine, find_members,
+    self, AddError, ArrayHandle, ArrayInfo, AssemblyPlan, CreateError, Decision, Description,
+    Examined, Expected, NewArray, NotMember, examine, find_members,
 };
 use raidfabric_raid::device::{
     DeviceError, Identity, Intent, OpenDevice, Patience, advice, open, open_patiently,
@@ -165,6 +165,16 @@ pub enum ArrayStartError {
         array: String,
         /// What is not there.
         absent: String,
+    },
+    /// A drive could not be made a spare.
+    #[error("array {array}: {drive}: {source}")]
+    Add {
+        /// The array.
+        array: String,
+        /// The drive.
+        drive: String,
+        /// What is wrong.
+        source: AddError,
     },
     /// The state directory.
     #[error(transparent)]
@@ -455,6 +465,64 @@ impl Prospect {
             },
         };
         Ok(engine_geometry(&self.name, &on_disk)?.capacity_bytes())
+    }
+
+    /// Drives that went another way than the winner that an operator has named, and whose history is
+    /// given up for it.
+    pub fn losers(&self) -> Vec<Description> {
+        let Kind::Drives(Survey { media, examined, decision: Decision::Assemble(plan) }) =
+            &self.kind
+        else {
+            return Vec::new();
+        };
+        let lost = plan.left_over.iter().filter(|left| left.reason == NotMember::Diverged);
+        let describe = |left: &assemble::LeftOver| {
+            let medium = media.get(left.drive)?;
+            Some(Description {
+                identity: medium.identity().clone(),
+                size_bytes: raidfabric_raid::device::Medium::size_bytes(medium),
+                contents: examined.get(left.drive)?.contents.clone(),
+            })
+        };
+        lost.filter_map(describe).collect()
+    }
+
+    /// Writes down what an operator has decided, so that the array starts by itself from now on.
+    ///
+    /// # Errors
+    /// [`ArrayStartError`]; it says what has been written.
+    pub fn decide(self, state: Option<&StateDirectory>) -> Result<OpenArray, ArrayStartError> {
+        let losers: Vec<PathBuf> = self.losers().into_iter().map(|one| one.identity.path).collect();
+        let is_dirty = self.plan().is_some_and(|plan| plan.dirty.is_some());
+        let array = self.take(state)?;
+        let Some(handle) = &array.handle else { return Ok(array) };
+        let name = &array.name;
+        let failed = |source: CreateError| ArrayStartError::Drives {
+            array: name.clone(),
+            source: Box::new(source),
+        };
+        let mut handle = handle.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        // What the bitmap has to be believed for is only looked up in an array that was active.
+        let wanted = Wanted { active: is_dirty, ..handle.recorded().clone() };
+        let recorded = handle.record(&wanted).map_err(|error| failed(error.into()))?;
+        // A loser becomes a spare: it has no history any more that could be taken for the array's.
+        for medium in own_drives(name, &losers, Duration::ZERO)? {
+            let examined = examine(&medium).map_err(|error| failed(error.into()))?;
+            let free = |slot: &usize| handle.member(*slot).is_none();
+            let Some(slot) = (0..array.geometry.members()).find(free) else { break };
+            let drive = medium.identity().to_string();
+            handle.add(slot, medium, &examined, true).map_err(|source| ArrayStartError::Add {
+                array: name.clone(),
+                drive,
+                source,
+            })?;
+        }
+        drop(handle);
+        if let Some(state) = state {
+            let record = Record::new(array.uuid, array.member_names(), Some(recorded.events));
+            state.remember(name, &record)?;
+        }
+        Ok(array)
     }
 
     /// The blocks of each drive, with its name.

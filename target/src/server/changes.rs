@@ -75,6 +75,11 @@ impl Newcomer {
         }
     }
 
+    /// Whether it is, or was, a member of this array.
+    fn is_of(&self, array: &ServedArray) -> bool {
+        self.examined.superblock().is_some_and(|one| one.array_uuid() == array.uuid())
+    }
+
     /// What it is called.
     pub(super) fn name(&self) -> String {
         self.medium.identity().to_string()
@@ -270,14 +275,7 @@ impl ServedArray {
         let Some(held) = slots.into_iter().find(is_it) else { return Ok(()) };
         match self.state_of(held) {
             MemberState::Failed if slot.is_none_or(|slot| slot == held) => {
-                let late = self.vacate(cores, held).await?;
-                if late > 0 {
-                    return Err(Refusal::conflict(format!(
-                        "{}: {late} requests to it have not ended, and could overwrite newer data \
-                         later; wait, or pull the drive and put it back",
-                        drive.display()
-                    )));
-                }
+                self.vacate(cores, held).await?;
                 Ok(())
             }
             MemberState::InSync | MemberState::Rebuilding => Err(Refusal::conflict(format!(
@@ -331,6 +329,14 @@ impl ServedArray {
             return Err(Refusal::conflict(
                 "the array has failed: there is nothing that a new drive could be filled from",
             ));
+        }
+        let late = self.owed_operations();
+        if late > 0 && newcomer.is_of(self) {
+            return Err(Refusal::conflict(format!(
+                "{}: {late} requests to a former member have not ended, and if it is this one they \
+                 could overwrite newer data later; wait, or pull the drive and put it back",
+                newcomer.name()
+            )));
         }
         let slot = self.place_for(&newcomer, wanted)?;
         if self.state_of(slot) == MemberState::Failed {

@@ -14,7 +14,7 @@ use super::temperature;
 use crate::association::Registry;
 use crate::config;
 use crate::config::drives::Drives;
-use crate::runtime::TimeLimit;
+use crate::runtime::{LateOperations, TimeLimit};
 
 /// What is known of the drive in a slot.
 #[derive(Clone, Debug)]
@@ -47,6 +47,8 @@ pub(super) struct ServedArray {
     /// Held by whoever changes its members.
     pub(super) changing: tokio::sync::Mutex<()>,
     labels: Mutex<Vec<Option<Label>>>,
+    /// What drives owe that were let go of.
+    owed: Mutex<Vec<LateOperations>>,
     is_stopped: AtomicBool,
     /// Hears of changes of health.
     registry: Mutex<Weak<Registry>>,
@@ -78,6 +80,7 @@ impl ServedArray {
         Self {
             index,
             labels: Mutex::new(labels),
+            owed: Mutex::default(),
             open,
             shared,
             conduct,
@@ -124,9 +127,16 @@ impl ServedArray {
     }
 
     pub(super) fn forget_label(&self, slot: usize) {
-        if let Some(label) = self.labels().get_mut(slot) {
-            *label = None;
-        }
+        let forgotten = self.labels().get_mut(slot).and_then(Option::take);
+        let mut owed = self.owed.lock().unwrap_or_else(PoisonError::into_inner);
+        owed.extend(forgotten.map(|label| label.limit.late));
+        owed.retain(|late| late.count() > 0);
+    }
+
+    /// Requests to drives that were let go of which have not ended: any of them may still write.
+    pub(super) fn owed_operations(&self) -> usize {
+        let owed = self.owed.lock().unwrap_or_else(PoisonError::into_inner);
+        owed.iter().map(LateOperations::count).sum()
     }
 
     /// How warm the drive in a slot is.

@@ -144,3 +144,68 @@ fn a_missing_member_is_waited_for_and_then_done_without() {
     assert!(status.out.contains("slot 1 is missing"), "{status:?}");
     daemon.stop();
 }
+
+/// Without the state directory nobody knows whether the drive that is missing has gone on alone.
+#[test]
+fn what_may_be_behind_needs_a_decision() {
+    let setup = Setup::new("raid1", 2);
+    setup.set("degraded_wait: 0s");
+    create(&setup.config, &[]).succeeds();
+    fs::remove_dir_all(setup.folder.path().join("state")).unwrap();
+    setup.pull(1);
+    let before = fs::read(&setup.drives[0]).unwrap();
+    let text = fs::read_to_string(&setup.config).unwrap();
+    fs::write(&setup.config, text.replace("127.0.0.1:4420", "127.0.0.1:0")).unwrap();
+    let serve = run(&["serve", &setup.config]);
+    let err = serve.fails(2);
+    assert!(err.contains("is incomplete: slot 1 of 2 missing") && err.contains("`--run`"), "{err}");
+    let plan = run(&["array", "assemble", &setup.config]);
+    plan.fails(1);
+    assert!(plan.out.contains("would not start by itself"), "{plan:?}");
+    assert!(before == fs::read(&setup.drives[0]).unwrap(), "looking changes nothing");
+
+    let run_it = run(&["array", "assemble", &setup.config, "--run"]);
+    let out = run_it.succeeds();
+    assert!(out.contains("it starts by itself from now on"), "{out}");
+    assert!(out.contains("accepted: members are missing that may be newer"), "{out}");
+    let again = run(&["array", "assemble", &setup.config]);
+    assert!(again.succeeds().contains("would start degraded"), "{again:?}");
+    let daemon = setup.start();
+    assert_eq!(states(&daemon.status()), ["in_sync", "missing"]);
+    daemon.stop();
+    // The drive that was left behind is behind now, whatever the state directory knows.
+    fs::remove_dir_all(setup.folder.path().join("state")).unwrap();
+    setup.put_back(1);
+    let plan = run(&["array", "assemble", &setup.config]);
+    assert!(plan.succeeds().contains("it is recorded as failed"), "{plan:?}");
+}
+
+/// Each half was used without the other: nobody but the operator can say which is right.
+#[test]
+fn halves_that_were_used_apart_need_a_winner() {
+    let setup = Setup::new("raid1", 2);
+    setup.set("degraded_wait: 0s");
+    create(&setup.config, &[]).succeeds();
+    for (here, away) in [(0, 1), (1, 0)] {
+        let _ = fs::remove_dir_all(setup.folder.path().join("state"));
+        setup.pull(away);
+        run(&["array", "assemble", &setup.config, "--run"]).succeeds();
+        let daemon = setup.start();
+        assert_eq!(states(&daemon.status())[here], "in_sync");
+        daemon.stop();
+        setup.put_back(away);
+    }
+    let serve = run(&["serve", &setup.config]);
+    assert!(serve.fails(2).contains("each record the other as failed"), "{serve:?}");
+    let winner = text(&setup.drives[1]);
+    let asked = run(&["array", "assemble", &setup.config, "--winner", winner]);
+    assert!(asked.fails(2).contains("no terminal to ask on, so nothing was touched"), "{asked:?}");
+    assert!(asked.err.contains("everything on this drive is destroyed"), "{asked:?}");
+    let decided = run(&["array", "assemble", &setup.config, "--winner", winner, "--yes"]);
+    assert!(decided.succeeds().contains("it starts by itself from now on"), "{decided:?}");
+    let daemon = setup.start();
+    assert_eq!(states(&daemon.status()), ["missing", "in_sync"]);
+    let add = daemon.ask(&["array", "add", "fast", text(&setup.drives[0])]);
+    assert!(add.succeeds().contains("is slot 0 of array fast now"), "{add:?}");
+    daemon.stop();
+}

@@ -632,3 +632,7 @@ pub(super) fn part_of(record: &Record, slot: usize) -> Option<Part> {
         (record.q_slot == Some(slot)).then_some(Part::Q)
     }
 }
+
+#[cfg(test)]
+#[path = "log_tests.rs"]
+mod tests;

@@ -478,7 +478,7 @@ impl Boot {
         let (array, ended) = (Rc::clone(&self.arrays[0]), Rc::clone(&self.resync_ended));
         let clock = Clock(Rc::clone(&self.world));
         self.world.spawn(async move {
-            array.resync(&clock).await;
+            array.recover(&clock).await;
             ended.set(true);
         });
     }

@@ -47,7 +47,7 @@ fn many_lives() {
     if is_usual {
         // The runs reach what they are meant to test.
         assert!(all.power_cuts > 50 && all.deaths > 50 && all.clean_stops > 50);
-        assert!(all.resyncs_completed > 50 && all.resumed_resyncs > 2);
+        assert!(all.resyncs_completed > 50 && all.resumed_resyncs > 0);
         assert!(all.injected_errors > 20 && all.failed_arrays > 5 && all.no_space > 2);
         assert!(all.reads_from_other_copies > 0);
         assert!(all.requests > 10 * all.failed_requests, "most requests succeed");

@@ -37,11 +37,11 @@ use super::super::member::MemberError;
 use super::super::shared::WriteState;
 use super::super::write::Armed;
 use super::super::{Array, Done};
+use super::Ticket;
 use super::plan::{Cut, Members, Roles, Slice, plan_write};
 use super::queue::{Kind, Turn};
 use super::reserve::Claim;
 use super::work::{Job, Piece, Source, Task, Workspace};
-use super::Ticket;
 use crate::buffer::SharedBuffer;
 use crate::drive::{Drive, DriveError, ReadFailure};
 use crate::geometry::Place;
@@ -293,7 +293,7 @@ impl<D: Drive> Array<D> {
         // What only makes parity right changes no data that a record could be about.
         let token = match job.task.slice.modified.is_empty() {
             true => None,
-            false => match self.shared.intent.log(self, Self::record(row, job)).await {
+            false => match self.shared.intent.log(self, Self::log_record(row, job)).await {
                 Ok(token) => Some(token),
                 Err(error) => return Stored::Failed(error),
             },
@@ -324,7 +324,7 @@ impl<D: Drive> Array<D> {
         Stored::Written(outcome)
     }
 
-    fn record(row: u64, job: &Job) -> LogRecord {
+    fn log_record(row: u64, job: &Job) -> LogRecord {
         let slice = job.task.slice;
         let [p, q] = job.partial.clone();
         LogRecord {
@@ -373,13 +373,7 @@ impl<D: Drive> Array<D> {
 
     /// Makes parity fit what the members have of a slice, after one had no space for its part.
     /// Answers as [`Self::distrust`].
-    async fn reconcile(
-        &self,
-        row: u64,
-        work: &Workspace,
-        job: &Job,
-        claim: &Claim<'_>,
-    ) -> bool {
+    async fn reconcile(&self, row: u64, work: &Workspace, job: &Job, claim: &Claim<'_>) -> bool {
         let slice = job.task.slice;
         let parity = job.plan.writes & Roles::PARITIES;
         let fits = match self.fitting_parity(row, work, job, claim).await {

@@ -90,12 +90,22 @@ pub enum MemberPlan {
     Memory(MemoryDrive),
 }
 
+impl MemberPlan {
+    /// The drive, on the core that uses it.
+    pub fn open(self) -> MemberDrive {
+        match self {
+            Self::Uring(fd, facts, limit) => MemberDrive::Uring(UringDrive::new(fd, facts, limit)),
+            Self::Memory(drive) => MemberDrive::Memory(drive),
+        }
+    }
+}
+
 /// An array, before it has reached a core.
 pub struct ArrayPlan {
     /// What all cores share of it.
     pub shared: Arc<Shared>,
-    /// Its members in slot order.
-    pub members: Vec<MemberPlan>,
+    /// Its members in slot order; a slot may be empty.
+    pub members: Vec<Option<MemberPlan>>,
 }
 
 /// Where a namespace's data are.
@@ -144,8 +154,31 @@ pub enum CoreMessage {
     /// Close every connection, wait for their commands and for the resync, and say on this channel
     /// whether all have ended. The core goes on doing what other cores ask of it.
     Drain(std::sync::mpsc::Sender<bool>),
+    /// Do something with this core's part of an array.
+    OnArray {
+        /// Index of the array.
+        array: usize,
+        /// What; it must not block.
+        act: OnArray,
+    },
     /// End. Every core has drained.
     End,
+}
+
+/// What is done with a core's part of an array.
+pub struct OnArray(Box<dyn FnOnce(&Rc<Array<MemberDrive>>) + Send>);
+
+impl OnArray {
+    /// Does this.
+    pub fn new(act: impl FnOnce(&Rc<Array<MemberDrive>>) + Send + 'static) -> Self {
+        Self(Box::new(act))
+    }
+}
+
+impl std::fmt::Debug for OnArray {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("OnArray")
+    }
 }
 
 /// A core's counters, as the control plane sees them: at most a second old.
@@ -382,6 +415,11 @@ async fn serve(plan: CorePlan, ready: impl FnOnce()) -> Result<(), CoreError> {
                 runtime::spawn(transport::serve(Rc::clone(&core), arrival));
             }
             CoreMessage::Drain(done) => runtime::spawn(Rc::clone(&core).drain(done)),
+            CoreMessage::OnArray { array, act } => {
+                if let Some(array) = core.arrays.get(array) {
+                    (act.0)(array);
+                }
+            }
             CoreMessage::End => break,
         }
     }
@@ -428,17 +466,12 @@ fn arrays(
     endpoint: &Rc<Endpoint>,
     pool: &Pool,
 ) -> Result<Vec<Rc<Array<MemberDrive>>>, CoreError> {
-    let member = |plan| match plan {
-        MemberPlan::Uring(fd, facts, limit) => {
-            MemberDrive::Uring(UringDrive::new(fd, facts, limit))
-        }
-        MemberPlan::Memory(drive) => MemberDrive::Memory(drive),
-    };
     plans
         .into_iter()
         .map(|plan| {
-            let members = plan.members.into_iter().map(member).collect();
-            let array = Array::new(plan.shared, members, Rc::clone(endpoint), pool.clone())?;
+            let members = plan.members.into_iter().map(|member| member.map(MemberPlan::open));
+            let (members, endpoint) = (members.collect(), Rc::clone(endpoint));
+            let array = Array::with_slots(plan.shared, members, endpoint, pool.clone())?;
             Ok(Rc::new(array.with_timer(Rc::new(runtime::Clock::new()))))
         })
         .collect()

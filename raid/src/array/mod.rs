@@ -44,6 +44,7 @@ mod resync;
 mod resync_tests;
 mod shared;
 mod slots;
+mod stripe;
 #[cfg(test)]
 mod tests;
 mod timer;
@@ -65,6 +66,7 @@ pub use membership::{Failure, Keeper, MemberFault, MemberState, NoKeeper, Wanted
 pub use progress::{ResyncProgress, Stall};
 pub use shared::{MemberErrors, Settings, Shared, WriteState};
 pub use slots::SlotSet;
+pub use stripe::StripeStatistics;
 pub use timer::{CoreTimer, Timer};
 pub use view::View;
 pub use write::Call;
@@ -108,6 +110,8 @@ pub struct Array<D> {
     endpoint: Rc<Endpoint>,
     pool: Pool,
     timer: Rc<dyn CoreTimer>,
+    /// Parity levels have one.
+    stripe: Option<Box<stripe::Stripe>>,
     locks: RangeLocks,
     zeros: SharedBuffer,
     block_bytes: u32,
@@ -170,12 +174,14 @@ impl<D: Drive> Array<D> {
             Ok(RefCell::new(Some(Rc::new(member))))
         };
         let members = drives.into_iter().enumerate().map(slot).collect::<Result<_, _>>()?;
+        let stripe = stripe::Stripe::new(shared.geometry()).map_err(|_| SetupError::NoMemory)?;
         Ok(Self {
             members,
             map: RefCell::new(map),
             endpoint,
             pool,
             timer: Rc::new(timer::Standstill),
+            stripe,
             locks: RangeLocks::new(LOCKS),
             zeros: zeros.freeze(),
             block_bytes,

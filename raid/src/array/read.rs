@@ -270,6 +270,9 @@ impl<D: Drive> Array<D> {
         buffer: Buffer,
         failed: Option<usize>,
     ) -> Result<Buffer, Unread> {
+        if self.stripe.is_some() {
+            return self.stripe_read(offset_bytes, buffer).await;
+        }
         let geometry = self.shared.geometry();
         let end_bytes = offset_bytes + buffer.len() as u64;
         let lock = self.locks.enter(geometry.shard_of(offset_bytes), offset_bytes..end_bytes);

@@ -34,6 +34,7 @@ use super::flush::SharedFlush;
 use super::intent::{Intent, IntentLayout};
 use super::membership::{Keeper, MemberState, Membership};
 use super::progress::Progress;
+use super::stripe::{StripeCounters, StripeStatistics};
 use crate::geometry::Geometry;
 use crate::mutation::mutation;
 
@@ -149,6 +150,7 @@ struct CoreCounters {
     reads: AtomicU64,
     writes_begun: AtomicU64,
     writes_ended: AtomicU64,
+    stripes: StripeCounters,
 }
 
 /// What every request looks at; on cache lines of its own, because it hardly ever changes.
@@ -345,6 +347,12 @@ impl Shared {
         begun - ended
     }
 
+    /// Writes, on all cores, that have begun since the start, those of background work included:
+    /// while this stays the same nothing is written.
+    pub fn writes_begun(&self) -> u64 {
+        self.cores.iter().map(|core| core.writes_begun.load(Ordering::Relaxed)).sum()
+    }
+
     /// Has the superblocks marked clean if nothing is being written: from a pause (safe mode), or
     /// for good after [`Self::stop_writes`]. False if a write is under way, the array has failed,
     /// or it is clean already. The keeper calls this; whoever records the result flushes all
@@ -468,6 +476,15 @@ impl Shared {
 
     pub(super) fn count_read_from_other_copy(&self) {
         self.reads_from_other_copies.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What has been done to the rows of a parity level, on all cores.
+    pub fn stripe_statistics(&self) -> StripeStatistics {
+        StripeStatistics::of(self.cores.iter().map(|core| &core.stripes))
+    }
+
+    pub(super) fn stripe_counters(&self, core: usize) -> &StripeCounters {
+        &self.cores[core].stripes
     }
 
     pub(super) fn count_read(&self, core: usize) {

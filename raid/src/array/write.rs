@@ -293,8 +293,14 @@ impl<D: Drive> Array<D> {
 
     async fn do_work(&self, work: Work) -> Answer {
         let result = match work {
+            Work::Write { offset_bytes, data, fua } if self.stripe.is_some() => {
+                self.stripe_write(offset_bytes, data, fua).await
+            }
             Work::Write { offset_bytes, data, fua } => {
                 self.write_piece(offset_bytes, data, fua).await
+            }
+            Work::Zero { offset_bytes, len_bytes, kind } if self.stripe.is_some() => {
+                Box::pin(self.stripe_zero(offset_bytes, len_bytes, kind)).await
             }
             Work::Zero { offset_bytes, len_bytes, kind } => {
                 Box::pin(self.zero_piece(offset_bytes, len_bytes, kind)).await

@@ -8,6 +8,7 @@ use raidfabric_raid::array::Shared;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{ConfigFile, Failure, check, print, start_logging};
+use crate::config::drives::Absence;
 use crate::server::{Plan, Server, present};
 
 /// Arguments of `serve`.
@@ -26,7 +27,7 @@ pub(super) struct Serve {
 impl Serve {
     pub(super) fn run(self) -> Result<(), Failure> {
         start_logging()?;
-        let (loaded, drives, cores) = check::load(&self.file)?;
+        let (loaded, drives, cores) = check::load(&self.file, Absence::Allowed)?;
         serve(&Plan { config: loaded.config, drives, cores })
     }
 }

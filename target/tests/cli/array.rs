@@ -11,32 +11,32 @@ use raidfabric_raid::device::{Intent, open};
 
 use crate::program::{Run, configuration, drive, folder, run};
 
-fn create(config: &str, more: &[&str]) -> Run {
+pub fn create(config: &str, more: &[&str]) -> Run {
     let mut arguments = vec!["array", "create", config];
     arguments.extend(more);
     run(&arguments)
 }
 
 /// What a drive's ends hold, to see that nothing was written.
-fn snapshot(drives: &[PathBuf]) -> Vec<Vec<u8>> {
+pub fn snapshot(drives: &[PathBuf]) -> Vec<Vec<u8>> {
     drives.iter().map(|path| fs::read(path).unwrap()).collect()
 }
 
-fn array_uuid(drive: &Path) -> Option<uuid::Uuid> {
+pub fn array_uuid(drive: &Path) -> Option<uuid::Uuid> {
     match describe(drive).unwrap().contents {
         Contents::Md(superblock) => Some(superblock.array_uuid()),
         _ => None,
     }
 }
 
-fn put(drive: &Path, offset: usize, bytes: &[u8]) {
+pub fn put(drive: &Path, offset: usize, bytes: &[u8]) {
     let mut data = fs::read(drive).unwrap();
     data[offset..offset + bytes.len()].copy_from_slice(bytes);
     fs::write(drive, data).unwrap();
 }
 
 /// Looks like ext4 to whoever looks.
-fn make_ext4(drive: &Path) {
+pub fn make_ext4(drive: &Path) {
     put(drive, 1024 + 56, &[0x53, 0xef]);
 }
 

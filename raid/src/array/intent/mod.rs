@@ -23,6 +23,8 @@ mod layout;
 mod log;
 mod members;
 mod regions;
+#[cfg(test)]
+mod test_members;
 mod unit;
 
 use std::ops::Range;

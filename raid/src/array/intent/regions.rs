@@ -802,3 +802,7 @@ fn to_buffer(members: &impl Members, image: &Image) -> Result<SharedBuffer, Arra
     buffer.copy_from_slice(image);
     Ok(buffer.freeze())
 }
+
+#[cfg(test)]
+#[path = "regions_tests.rs"]
+mod tests;

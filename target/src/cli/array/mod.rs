@@ -1,34 +1,70 @@
-//! `raidfabric array create`: the arrays of a configuration file, without serving them.
+//! `raidfabric array`: creating arrays, and looking after them.
+//!
+//! `create` makes the arrays of a configuration file, without serving them:
 //!
 //! 1. Everything is looked at, read-only where nothing is to be written; any fault refuses all.
 //! 2. What the drives named by `--overwrite` hold is shown, and has to be confirmed.
 //! 3. Only then the first byte is written.
 
-mod confirm;
 mod drives;
+mod examine;
+mod verbs;
 
 use clap::{Args, Subcommand};
 use raidfabric_raid::assemble::ArrayInfo;
 
+use super::confirm::{Doom, confirm};
+use super::status::StatusCommand;
 use super::{ConfigFile, Failure, check, print, start_logging};
-use crate::config::drives::Drives;
+use crate::config::drives::{Absence, Drives};
 use crate::config::{Array, Config, Level, format_bytes};
 use crate::server::{
-    self, OpenArray, Outlook, Overwrite, Prospect, StateDirectory, homehost, present,
+    self, Accepted, OpenArray, Outlook, Overwrite, Prospect, StateDirectory, homehost, present,
 };
+
+pub(super) use examine::text as examined;
 
 /// The verbs of `array`.
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
     /// Create the arrays that a configuration file describes and that do not exist yet
     Create(Create),
+    /// Say what drives tell of their arrays, mdadm's too, and how those would start
+    Examine(examine::Examine),
+    /// Say how the arrays are, what is wrong, and what to do
+    Status(StatusCommand),
+    /// Stop an array of a running daemon, and give its drives back
+    Stop(verbs::Stop),
+    /// Put a drive into an array of a running daemon, and rebuild it
+    Add(verbs::Add),
+    /// Take a member out of use
+    Fail(verbs::Fail),
+    /// Let go of the drive of a member that has failed
+    Remove(verbs::Remove),
+    /// Compare copies, or data and parity, of a whole array
+    Check(verbs::Check),
+    /// Compare, and make equal what differs
+    Repair(verbs::Repair),
 }
 
 impl Command {
     pub(super) fn run(self) -> Result<(), Failure> {
         match self {
             Self::Create(create) => create.run(),
+            Self::Examine(examine) => examine.run(),
+            Self::Status(status) => status.run(),
+            Self::Stop(stop) => stop.run(),
+            Self::Add(add) => add.run(),
+            Self::Fail(fail) => fail.run(),
+            Self::Remove(remove) => remove.run(),
+            Self::Check(check) => check.run(),
+            Self::Repair(repair) => repair.run(),
         }
+    }
+
+    /// Whether its exit code tells of the arrays' state.
+    pub(super) fn tells_state(&self) -> bool {
+        matches!(self, Self::Status(_) | Self::Examine(_))
     }
 }
 
@@ -69,7 +105,7 @@ enum Work<'a> {
 impl Create {
     fn run(self) -> Result<(), Failure> {
         start_logging()?;
-        let (loaded, all_drives) = check::load_drives(&self.file)?;
+        let (loaded, all_drives) = check::load_drives(&self.file, Absence::Allowed)?;
         let config = &loaded.config;
         let selected: Vec<(&Array, &Drives)> = self.select(config, &all_drives)?;
         let victims = drives::victims(&selected, &self.overwrite)?;
@@ -110,11 +146,16 @@ impl Create {
         let doomed: Vec<_> = works
             .iter()
             .filter_map(|work| match work {
-                Work::Overwrite(_, overwrite) => Some((overwrite.name(), overwrite.victims())),
+                Work::Overwrite(_, overwrite) => Some(Doom {
+                    purpose: format!("To create array {}", overwrite.name()),
+                    drives: overwrite.victims(),
+                    yes: self.yes,
+                    say_yes: "add --yes",
+                }),
                 _ => None,
             })
             .collect();
-        if doomed.is_empty() { Ok(()) } else { confirm::confirm(&doomed, self.yes) }
+        if doomed.is_empty() { Ok(()) } else { confirm(&doomed) }
     }
 }
 
@@ -124,8 +165,8 @@ fn look<'a>(
     victims: Vec<usize>,
     state: Option<&StateDirectory>,
 ) -> Result<Work<'a>, Failure> {
-    if let (Drives::Paths(paths), false) = (drives, victims.is_empty()) {
-        return Overwrite::look(array, paths, victims, homehost(), state)
+    if let (Drives::Paths(listed), false) = (drives, victims.is_empty()) {
+        return Overwrite::look(array, listed, victims, homehost(), state)
             .map(|overwrite| Work::Overwrite(array, overwrite))
             .map_err(Failure::refused);
     }
@@ -135,7 +176,7 @@ fn look<'a>(
             array.name
         ))),
         Outlook::Exists(info) => Ok(Work::Nothing(exists(array, &info))),
-        Outlook::Blank => Prospect::look(array, drives, homehost(), state)
+        Outlook::Blank => Prospect::look(array, drives, homehost(), state, &Accepted::default())
             .map(|prospect| Work::Create(array, prospect))
             .map_err(Failure::refused),
     }

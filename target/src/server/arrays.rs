@@ -17,6 +17,7 @@ use raidfabric_raid::assemble::{
     self, AddError, ArrayHandle, ArrayInfo, AssemblyPlan, CreateError, Decision, Description,
     Examined, Expected, NewArray, NotMember, ReplayFailure, examine, find_members,
 };
+use raidfabric_raid::device::signature::Contents;
 use raidfabric_raid::device::{
     DeviceError, Identity, Intent, OpenDevice, Patience, advice, open, open_patiently,
 };
@@ -236,6 +237,8 @@ pub struct OpenArray {
     pub created: bool,
     /// Whether its redundancy has never been whole.
     pub is_building: bool,
+    /// The names of its drives by slot, when they were last there; may be empty.
+    pub last_known: Vec<String>,
     /// Where its write intent is.
     pub intent: IntentLayout,
     /// Its superblocks; `None` in memory.
@@ -354,8 +357,10 @@ impl Survey {
         let name = &array.name;
         let record = state.map(|state| state.record(name)).transpose()?.flatten();
         let known = array.uuid.or(record.as_ref().map(|record| record.uuid));
-        let media = open(&with_moved_members(&listed.present, known))?;
+        let remembered = record.as_ref().map_or(&[][..], |record| &record.members);
+        let media = open(&with_moved_members(&listed.present, known, remembered))?;
         let examined = examine_all(name, &media)?;
+        let (media, examined) = without_blank(name, known, media, examined);
         // Which array is meant, if drives of several are listed: the configured one, or the one that
         // is remembered, and not whatever the first drive of the list has.
         let carries = |uuid: &Uuid| {
@@ -369,6 +374,7 @@ impl Survey {
             last_known: record
                 .iter()
                 .flat_map(|record| (0..).zip(record.members.iter().cloned()))
+                .filter(|(_, name)| !name.is_empty())
                 .collect(),
             known_events: record.as_ref().and_then(|record| record.events),
             run: accepted.run,
@@ -635,7 +641,8 @@ pub(super) fn settle(
     if let Some(state) = state {
         let events = array.events().map(|events| remembered_events(state, &array, events));
         let known = state.record(&array.name)?.filter(|known| known.uuid == array.uuid);
-        let was_building = array.created || known.is_some_and(|known| known.is_building);
+        let was_building = array.created || known.as_ref().is_some_and(|known| known.is_building);
+        array.last_known = known.map(|known| known.members).unwrap_or_default();
         array.is_building = was_building && array.resync_position_bytes != u64::MAX;
         let record = Record {
             is_building: array.is_building,
@@ -659,17 +666,58 @@ fn remembered_events(state: &StateDirectory, array: &OpenArray, events: u64) -> 
 }
 
 /// Beside the listed drives, those that carry the array's UUID under other names.
-fn with_moved_members(paths: &[PathBuf], known: Option<Uuid>) -> Vec<PathBuf> {
+fn with_moved_members(
+    paths: &[PathBuf],
+    known: Option<Uuid>,
+    remembered: &[String],
+) -> Vec<PathBuf> {
     let mut paths = paths.to_vec();
     let Some(uuid) = known else { return paths };
     let identity = |path: &PathBuf| std::fs::canonicalize(path).ok();
-    for found in find_members(uuid, &[]) {
+    for found in find_members(uuid, &remembered_files(remembered)) {
         if !paths.iter().any(|path| identity(path) == identity(&found.path)) {
             tracing::info!(drive = %found.path.display(), %uuid, "found a member under another name");
             paths.push(found.path);
         }
     }
     paths
+}
+
+/// Members that are files, which nobody finds who does not know where they are: those that came in
+/// while the array ran.
+pub(super) fn remembered_files(members: &[String]) -> Vec<PathBuf> {
+    members.iter().map(PathBuf::from).filter(|path| path.is_absolute() && path.is_file()).collect()
+}
+
+/// Without the drives that are blank, if the others are an array that is known to exist: what is to
+/// come into it is added while it runs.
+fn without_blank(
+    name: &str,
+    known: Option<Uuid>,
+    media: Vec<OpenDevice>,
+    examined: Vec<Examined>,
+) -> (Vec<OpenDevice>, Vec<Examined>) {
+    let is_member = |drive: &Examined| {
+        drive.superblock().is_some_and(|superblock| Some(superblock.array_uuid()) == known)
+    };
+    if !examined.iter().any(|drive| is_member(drive) && !drive.is_unfinished()) {
+        return (media, examined);
+    }
+    let pairs = media.into_iter().zip(examined);
+    pairs
+        .filter(|(_, drive)| {
+            let is_blank = drive.contents == Contents::Blank;
+            if is_blank {
+                let drive = &drive.name;
+                tracing::warn!(
+                    array = name,
+                    drive,
+                    "it is blank, and no member; `raidfabric array add {name} DRIVE` makes it one"
+                );
+            }
+            !is_blank
+        })
+        .unzip()
 }
 
 fn metadata_level(level: Level) -> metadata::Level {
@@ -718,6 +766,7 @@ pub(super) fn from_handle(
         bad_blocks: recorded.bad_blocks.clone(),
         created,
         is_building: false,
+        last_known: Vec::new(),
         intent,
         time_limits: (0..geometry.members()).map(|_| TimeLimit::default()).collect(),
         handle: Some(Arc::new(Mutex::new(handle))),
@@ -787,6 +836,7 @@ fn memory_array(name: String, geometry: Geometry, memory: Vec<MemoryDrive>) -> O
         bad_blocks: vec![Vec::new(); memory.len()],
         created: true,
         is_building: false,
+        last_known: Vec::new(),
         intent: IntentLayout::NONE,
         time_limits: Vec::new(),
         handle: None,
@@ -834,10 +884,14 @@ impl OpenArray {
         Some(handle.info().events)
     }
 
-    /// The members' names by slot, as they are remembered; those of empty slots are empty.
+    /// The members' names by slot, as they are remembered: those of empty slots stay what they
+    /// were.
     pub fn member_names(&self) -> Vec<String> {
-        let name = |identity: Option<Identity>| identity.map_or_else(String::new, |one| one.name());
-        self.identities().into_iter().map(name).collect()
+        let name = |(slot, identity): (usize, Option<Identity>)| match identity {
+            Some(identity) => identity.name(),
+            None => self.last_known.get(slot).cloned().unwrap_or_default(),
+        };
+        self.identities().into_iter().enumerate().map(name).collect()
     }
 
     /// Whether acknowledged writes may be in a volatile cache until a flush.

@@ -53,6 +53,8 @@ pub struct Recorder<M> {
     is_in_trouble: AtomicBool,
     /// A loss is in the superblocks, and not yet in the state directory.
     owes_note: AtomicBool,
+    /// The drives that were recorded last, by number.
+    devices: Mutex<Vec<u64>>,
 }
 
 /// What a turn came to.
@@ -78,7 +80,8 @@ impl<M: Medium> Recorder<M> {
     ) -> Self {
         let uuid = Uuid::from_bytes(shared.uuid());
         let (is_in_trouble, owes_note) = Default::default();
-        Self { name, uuid, shared, handle, state, is_in_trouble, owes_note }
+        let devices = Mutex::new(shared.wanted().devices);
+        Self { name, uuid, shared, handle, state, is_in_trouble, owes_note, devices }
     }
 
     /// Records what is wanted now, if it is not recorded.
@@ -95,8 +98,14 @@ impl<M: Medium> Recorder<M> {
                 return self.believe(&error);
             }
         };
-        let names: Vec<_> = handle.members().iter().map(|member| member.medium().name()).collect();
-        self.owes_note.fetch_or(recorded.lost_member, Ordering::Relaxed);
+        let members = handle.members().iter();
+        let names: Vec<_> = members.map(|one| (one.slot(), one.medium().name())).collect();
+        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        // Where a new drive is has to be known, too, if it is a file.
+        let is_new = *devices != wanted.devices;
+        devices.clone_from(&wanted.devices);
+        drop(devices);
+        self.owes_note.fetch_or(recorded.lost_member || is_new, Ordering::Relaxed);
         if self.owes_note.load(Ordering::Relaxed)
             && let Err(error) = self.note(recorded.events, names)
         {
@@ -111,11 +120,18 @@ impl<M: Medium> Recorder<M> {
     }
 
     /// Notes the events of an array that has lost a member.
-    fn note(&self, events: u64, names: Vec<String>) -> Result<(), StateError> {
+    fn note(&self, events: u64, names: Vec<(usize, String)>) -> Result<(), StateError> {
         let Some(state) = &self.state else { return Ok(()) };
         let known = state.record(&self.name).ok().flatten();
-        let is_building = known.is_some_and(|known| known.is_building);
-        let record = Record { is_building, ..Record::new(self.uuid, names, Some(events)) };
+        let known = known.filter(|known| known.uuid == self.uuid);
+        let mut record = known.unwrap_or_else(|| Record::new(self.uuid, Vec::new(), Some(events)));
+        record.events = Some(events);
+        record.members.resize(self.shared.geometry().members(), String::new());
+        for (slot, name) in names {
+            if let Some(known) = record.members.get_mut(slot) {
+                *known = name;
+            }
+        }
         let Err(error) = state.remember(&self.name, &record) else { return Ok(()) };
         state.forget(&self.name)?;
         tracing::error!(

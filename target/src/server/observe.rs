@@ -128,7 +128,7 @@ fn members(array: &ServedArray) -> Vec<MemberStatus> {
         let label = array.label(slot);
         MemberStatus {
             slot,
-            drive: label.as_ref().map(|label| label.identity.name()),
+            drive: array.drive_name(slot),
             serial: label.and_then(|label| label.identity.serial),
             state: condition(state),
             why: shared.member_fault(slot).map(|fault| fault.to_string()),

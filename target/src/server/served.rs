@@ -8,7 +8,7 @@ use raidfabric_raid::array::Shared;
 use raidfabric_raid::device::{Identity, OpenDevice};
 use uuid::Uuid;
 
-use super::arrays::{Handle, OpenArray};
+use super::arrays::{Handle, OpenArray, remembered_files};
 use super::keeper::Recorder;
 use super::temperature;
 use crate::association::Registry;
@@ -108,8 +108,16 @@ impl ServedArray {
     }
 
     /// Files where a member may appear again.
-    pub(super) fn listed_files(&self) -> Vec<PathBuf> {
-        self.listed.iter().filter(|path| path.is_file()).cloned().collect()
+    pub(super) fn known_files(&self) -> Vec<PathBuf> {
+        let listed = self.listed.iter().filter(|path| path.is_file()).cloned();
+        listed.chain(remembered_files(&self.open.last_known)).collect()
+    }
+
+    /// What is said of the drive in a slot: where it is, or was seen last.
+    pub(super) fn drive_name(&self, slot: usize) -> Option<String> {
+        let label = self.label(slot).map(|label| label.identity.name());
+        let known = || self.open.last_known.get(slot).filter(|name| !name.is_empty()).cloned();
+        label.or_else(known)
     }
 
     fn labels(&self) -> MutexGuard<'_, Vec<Option<Label>>> {

@@ -219,7 +219,7 @@ impl Steward {
     /// Drives that carry the array's UUID, with the most recent ones first.
     async fn find(&self) -> Vec<Found> {
         let uuid = self.array.uuid();
-        let also: Vec<PathBuf> = self.array.listed_files();
+        let also: Vec<PathBuf> = self.array.known_files();
         let find = move || find_members(uuid, &also);
         let mut found = tokio::task::spawn_blocking(find).await.unwrap_or_default();
         found.sort_by_key(|found| std::cmp::Reverse(found.summary.events));

@@ -382,6 +382,8 @@ pub enum RefusalKind {
     Invalid,
     /// It could be, but not now. Nothing was touched.
     Conflict,
+    /// Nothing is served yet; ask again.
+    Starting,
     /// It was tried and failed.
     Failed,
 }
@@ -416,6 +418,11 @@ impl Refusal {
     /// It could be, but not now. Nothing was touched.
     pub fn conflict(message: impl std::fmt::Display) -> Self {
         Self::new(RefusalKind::Conflict, message)
+    }
+
+    /// Nothing is served yet; ask again.
+    pub fn starting() -> Self {
+        Self::new(RefusalKind::Starting, "the daemon is just starting; ask again in a moment")
     }
 
     /// It was tried and failed.

@@ -331,7 +331,7 @@ impl Core {
     /// Keeps the copies of an array equal until the core drains.
     async fn resync(self: Rc<Self>, array: Rc<Array<MemberDrive>>) {
         self.resyncs.set(self.resyncs.get() + 1);
-        array.resync(&runtime::Clock::new()).await;
+        array.recover(&runtime::Clock::new()).await;
         self.resyncs.set(self.resyncs.get() - 1);
     }
 }

@@ -92,6 +92,8 @@ pub(super) struct Regions {
     mode: AtomicU8,
     /// Regions that are dirty.
     dirty: AtomicU64,
+    /// How often regions were marked as dirty; held while marks come and go.
+    dirty_marks: Mutex<u64>,
     /// The superblocks' event count, and the last one at which all members were in sync.
     events: AtomicU64,
     healthy_events: AtomicU64,
@@ -186,6 +188,7 @@ impl Regions {
             joining: slots.map(|_| AtomicBool::new(false)).collect(),
             mode: AtomicU8::new(mode as u8),
             dirty: AtomicU64::new(layout.dirty.len()),
+            dirty_marks: Mutex::new(0),
             events: AtomicU64::new(layout.events),
             healthy_events: AtomicU64::new(layout.events),
             keeper: Keeper { has_work: AtomicBool::new(true), ..Keeper::default() },
@@ -508,7 +511,23 @@ impl Regions {
                 .any(|word| word.load(Ordering::SeqCst) & DIRTY != 0)
     }
 
+    /// Whether any region is dirty.
+    pub(super) fn has_dirty(&self) -> bool {
+        self.dirty.load(Ordering::SeqCst) > 0
+    }
+
+    /// Counts how often regions were marked as dirty.
+    pub(super) fn dirty_marks(&self) -> u64 {
+        *self.marks()
+    }
+
+    fn marks(&self) -> MutexGuard<'_, u64> {
+        self.dirty_marks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn mark_dirty(&self, regions: &Range<u64>) {
+        let mut marks = self.marks();
+        *marks += 1;
         for word in self.words_of(regions) {
             if word.fetch_or(DIRTY, Ordering::SeqCst) & DIRTY == 0 {
                 self.dirty.fetch_add(1, Ordering::SeqCst);
@@ -531,20 +550,23 @@ impl Regions {
         self.geometry.row_range(row(start)).start.min(capacity)..end.min(capacity)
     }
 
-    /// The first range at or behind `from_bytes` of the array that is dirty.
-    pub(super) fn next_dirty(&self, from_bytes: u64) -> Option<Range<u64>> {
-        if self.dirty.load(Ordering::SeqCst) == 0 {
-            return None;
+    /// The ranges of the array that dirty regions are about, in ascending order; they may overlap.
+    pub(super) fn dirty_ranges(&self) -> Vec<Range<u64>> {
+        if !self.has_dirty() {
+            return Vec::new();
         }
         let dirty = self.words.iter().enumerate();
         let dirty = dirty.filter(|(_, word)| word.load(Ordering::SeqCst) & DIRTY != 0);
-        let mut ranges = dirty.map(|(region, _)| self.array_range(region as u64));
-        let range = ranges.find(|range| range.end > from_bytes)?;
-        Some(range.start.max(from_bytes)..range.end)
+        dirty.map(|(region, _)| self.array_range(region as u64)).collect()
     }
 
-    /// Regions that are wholly within the range are not dirty any more.
-    pub(super) fn made_consistent(&self, range: &Range<u64>) {
+    /// Regions that are wholly within the range are not dirty any more. False, and nothing changes,
+    /// if any region was marked since [`Self::dirty_marks`] was `marks`.
+    pub(super) fn made_consistent(&self, range: &Range<u64>, marks: u64) -> bool {
+        let now = self.marks();
+        if *now != marks {
+            return false;
+        }
         for region in self.regions_of(range) {
             let whole = self.array_range(region);
             let Some(word) = self.words.get(region as usize) else { continue };
@@ -554,7 +576,15 @@ impl Regions {
                 self.dirty.fetch_sub(1, Ordering::SeqCst);
             }
         }
+        drop(now);
         self.keeper.has_work();
+        true
+    }
+
+    /// The ranges of the array that a map's regions are about, in ascending order.
+    pub(super) fn array_ranges(&self, map: &RegionMap) -> Vec<Range<u64>> {
+        let regions = (0..map.regions()).filter(|&region| map.contains(region));
+        regions.map(|region| self.array_range(region)).collect()
     }
 
     /// The regions that a member misses which left when the superblocks had this event count;
@@ -802,7 +832,3 @@ fn to_buffer(members: &impl Members, image: &Image) -> Result<SharedBuffer, Arra
     buffer.copy_from_slice(image);
     Ok(buffer.freeze())
 }
-
-#[cfg(test)]
-#[path = "regions_tests.rs"]
-mod tests;

@@ -26,10 +26,11 @@ mod zero;
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::io;
+use std::ops::Range;
 use std::time::Duration;
 
-pub use counters::StripeStatistics;
 pub(in crate::array) use counters::StripeCounters;
+pub use counters::StripeStatistics;
 
 use super::error::{ArrayError, WriteFailure};
 use super::{Array, Done};
@@ -135,8 +136,7 @@ impl Stripe {
 
     /// A write has come; also says whether it may be held.
     fn handle_write(&self, offset_bytes: u64, next_bytes: u64) -> (StreamId, bool) {
-        let (stream, may_hold) =
-            self.streams.borrow_mut().handle_write(offset_bytes, next_bytes);
+        let (stream, may_hold) = self.streams.borrow_mut().handle_write(offset_bytes, next_bytes);
         (stream, may_hold && self.gathers.get())
     }
 
@@ -178,6 +178,16 @@ impl<D: Drive> Array<D> {
             // INVARIANT: only requests to parity levels come here, which have one.
             None => unreachable!("the level has no parity"),
         }
+    }
+
+    /// The same for several rows of a shard, whose tickets are all taken before it waits for any.
+    pub(in crate::array) async fn lock_rows(&self, rows: Range<u64>) -> Vec<RowLock<'_>> {
+        let enter = |row| self.stripe().rows.enter(row, Kind::Exclusive, 0, None, false);
+        let locks: Vec<_> = rows.map(|row| RowLock { _ticket: enter(row) }).collect();
+        for lock in &locks {
+            poll_fn(|cx| lock._ticket.poll_turn(cx)).await;
+        }
+        locks
     }
 
     /// Waits until nothing else happens to a row of a parity level. On the row's owner.

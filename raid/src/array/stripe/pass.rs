@@ -293,7 +293,7 @@ impl<D: Drive> Array<D> {
         // What only makes parity right changes no data that a record could be about.
         let token = match job.task.slice.modified.is_empty() {
             true => None,
-            false => match self.shared.intent.log(self, Self::record(row, job)).await {
+            false => match self.shared.intent.log(self, Self::log_record(row, job)).await {
                 Ok(token) => Some(token),
                 Err(error) => return Stored::Failed(error),
             },
@@ -324,7 +324,7 @@ impl<D: Drive> Array<D> {
         Stored::Written(outcome)
     }
 
-    fn record(row: u64, job: &Job) -> LogRecord {
+    fn log_record(row: u64, job: &Job) -> LogRecord {
         let slice = job.task.slice;
         let [p, q] = job.partial.clone();
         LogRecord {

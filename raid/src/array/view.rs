@@ -13,6 +13,7 @@ use super::{Array, SetupError};
 use crate::buffer::{Buffer, SharedBuffer};
 use crate::drive::{Drive, DriveError, ReadFailure};
 use crate::geometry::Place;
+use crate::mutation::mutation;
 
 /// Which members can be used for a range of the array. Taken under the range's lock it stays true
 /// until the epoch changes.
@@ -33,7 +34,8 @@ impl MapCopy {
     /// the rebuild position or not.
     fn is_readable(&self, slot: usize, place: &Range<u64>, is_rebuilt: bool) -> bool {
         let is_good = self.in_sync.contains(slot) && !self.suspect.contains(slot)
-            || is_rebuilt && self.rebuilding.contains(slot);
+            || (is_rebuilt || mutation!("read-rebuilding-member"))
+                && self.rebuilding.contains(slot);
         is_good
             && !(self.with_bad_blocks.contains(slot)
                 && self.bad_blocks.get(slot).is_some_and(|bad| bad.overlaps(place)))

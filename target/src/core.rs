@@ -283,12 +283,13 @@ impl Core {
     }
 
     /// Ends connections whose hosts do not read, or do not send what they owe, and waiting for
-    /// drives that do not answer, once a second.
+    /// drives that do not answer or are out, once a second.
     async fn keep_house(self: Rc<Self>) {
         let watch = Watch::of_this_core();
         loop {
             tokio::time::sleep(HOUSEKEEPING).await;
             let now = Instant::now();
+            self.arrays.iter().for_each(|array| array.look());
             let late = watch.scan(now);
             if late > 0 {
                 tracing::warn!(

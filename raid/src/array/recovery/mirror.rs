@@ -357,19 +357,19 @@ impl<D: Drive> Array<D> {
         };
         let errors =
             self.readable_copies(offset_bytes, extent).and(readable).without(first.slots());
-        if self.can_halve(len) && (!errors.is_empty() || readable.len() < extent.copies) {
-            // Bad blocks and read errors concern blocks; a member that is out, all of them.
-            let is_worth_it = !errors.is_empty() || self.has_bad_blocks(extent);
-            if is_worth_it {
-                return self.check_halves(offset_bytes, extent, mode).await;
-            }
+        // They concern blocks; a member that is out, all of them.
+        let wrong = errors.or(self.bad_copies(extent));
+        if !wrong.is_empty() && self.can_halve(len) {
+            return self.check_halves(offset_bytes, extent, mode).await;
         }
         self.shared.found(|report| {
-            let missing = extent.copies - first.slots().len() - errors.len();
+            let missing = extent.copies - first.slots().or(wrong).len();
             report.uncompared_bytes += len * missing as u64;
         });
-        if !errors.is_empty() {
-            self.rewrite_unreadable(extent, &first, errors).await?;
+        if !wrong.is_empty() {
+            let now = self.timer.now();
+            errors.iter().for_each(|slot| self.shared.count_read_error(slot, now));
+            self.rewrite_unreadable(extent, &first, wrong).await?;
         }
         if first.are_equal() {
             return Ok(());
@@ -395,14 +395,17 @@ impl<D: Drive> Array<D> {
         readable.map(|place| place.slot).collect()
     }
 
-    /// Whether a copy of the extent has bad blocks.
-    fn has_bad_blocks(&self, extent: &Extent) -> bool {
+    /// The members in use that have bad blocks in their copy of an extent.
+    fn bad_copies(&self, extent: &Extent) -> SlotSet {
         let map = self.map();
-        (0..extent.copies).map(|copy| extent.place(copy)).any(|place| {
+        let places = (0..extent.copies).map(|copy| extent.place(copy));
+        let bad = places.filter(|place| {
             let range = place.offset_bytes..place.offset_bytes + extent.len_bytes;
-            map.with_bad_blocks.contains(place.slot)
+            map.in_sync.contains(place.slot)
+                && map.with_bad_blocks.contains(place.slot)
                 && map.bad_blocks.get(place.slot).is_some_and(|bad| bad.overlaps(&range))
-        })
+        });
+        bad.map(|place| place.slot).collect()
     }
 
     /// Reads copies of an extent; those that cannot be read are left out. None without memory.
@@ -425,14 +428,9 @@ impl<D: Drive> Array<D> {
             self.shared.found(|report| report.unreadable_sectors += sectors);
             return Ok(());
         };
-        let now = self.timer.now();
         let mut outcome = Outcome::default();
         for place in (0..block.copies).map(|copy| block.place(copy)) {
-            if errors.contains(place.slot) {
-                self.shared.count_read_error(place.slot, now);
-                if !self.writable().contains(place.slot) {
-                    continue;
-                }
+            if errors.contains(place.slot) && self.writable().contains(place.slot) {
                 let result = self.write_member(place, data.clone(), false).await;
                 if result.is_ok() {
                     self.shared.found(|report| report.rewritten_sectors += sectors);

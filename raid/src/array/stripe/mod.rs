@@ -29,8 +29,8 @@ use std::io;
 use std::ops::Range;
 use std::time::Duration;
 
-pub use counters::StripeStatistics;
 pub(in crate::array) use counters::StripeCounters;
+pub use counters::StripeStatistics;
 
 use super::error::{ArrayError, WriteFailure};
 use super::{Array, Done};

@@ -1,1 +1,0 @@
-//! Long tasks, one case each, over memory drives that can be told to refuse.

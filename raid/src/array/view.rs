@@ -45,10 +45,24 @@ impl MapCopy {
 impl<D: Drive> Array<D> {
     /// This core's copy of the map, brought up to date.
     pub(super) fn map(&self) -> Ref<'_, MapCopy> {
-        if self.map.borrow().epoch != self.shared.epoch() {
-            *self.map.borrow_mut() = self.shared.map();
-        }
+        self.look();
         Ref::map(self.map.borrow(), |map| &**map)
+    }
+
+    /// Looks whether the members have changed, and ends the waiting for those that are out. Every
+    /// request does; on a core that has none, call it now and then.
+    pub fn look(&self) {
+        if self.map.borrow().epoch == self.shared.epoch() {
+            return;
+        }
+        let new = self.shared.map();
+        let used = new.in_sync.or(new.rebuilding);
+        let old = self.map.replace(new);
+        for slot in old.in_sync.or(old.rebuilding).without(used).iter() {
+            if let Some(member) = self.member(slot) {
+                member.give_up();
+            }
+        }
     }
 
     /// What can be used of the members for a range of the array.
@@ -245,6 +259,7 @@ impl<D: Drive> Array<D> {
     fn fail(&self, slot: usize, member: &Rc<Member<D>>, fault: MemberFault) {
         if self.is_in(slot, member) {
             self.shared.fail_member(slot, fault);
+            self.look();
         }
     }
 

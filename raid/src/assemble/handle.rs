@@ -63,6 +63,10 @@ impl<M: Medium> Member<M> {
         &self.replica
     }
 
+    pub(super) fn replace_medium(&mut self, medium: M) -> M {
+        std::mem::replace(&mut self.medium, medium)
+    }
+
     pub(super) fn into_medium(self) -> M {
         self.medium
     }
@@ -212,7 +216,7 @@ impl<M: Medium> ArrayHandle<M> {
             self.take_over()?;
         }
         let wanted = self.without_older_drives(wanted);
-        let said = self.to_be_said(&wanted)?;
+        let said = self.sayable(&wanted)?;
         if self.recorded.active && !wanted.active {
             self.flush(&wanted)?;
         }
@@ -246,7 +250,7 @@ impl<M: Medium> ArrayHandle<M> {
 
     /// What the superblocks may say of what is wanted, as long as what a crash has left is not
     /// repaired: "active" until the logs are replayed, and no position behind a dirty region.
-    fn to_be_said(&mut self, wanted: &Wanted) -> Result<Wanted, UpdateError> {
+    fn sayable(&mut self, wanted: &Wanted) -> Result<Wanted, UpdateError> {
         let mut said = Wanted { active: wanted.active || self.awaits_replay, ..wanted.clone() };
         if !said.active
             && let Some(first) = self.first_dirty(&wanted.members)?

@@ -630,7 +630,7 @@ fn only_live_units_count_and_the_newest_of_them() {
     let row = Row::new(&geometry, 1, 0..1, 0..4096, &mut Random::new(1));
     let bad = RefCell::default();
     let crashed = Crashed { row: &row, drives: &drives, lost: &[], block_bytes: 512, bad };
-    let parts = crashed.with_input(|input| scan::scan(input)).parts;
+    let parts = crashed.with_input(scan::scan).parts;
     assert_eq!(parts, [part(1024..2048, 77), part(0..1024, 66), part(2048..4096, 66)]);
 }
 

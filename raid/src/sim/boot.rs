@@ -9,12 +9,15 @@ use std::time::Duration;
 
 use super::check::{Images, Place};
 use super::client::Scene;
+use super::control::Control;
+use super::disk;
 use super::drive::SimDrive;
 use super::faults::Faults;
 use super::ground::Ground;
 use super::image::SECTOR_BYTES;
-use super::keeper::{Bell, Records, keep, rest};
+use super::keeper::{Bell, keep, rest};
 use super::model::Model;
+use super::operator::Operator;
 use super::runner::Story;
 use super::world::{Clock, Random, World};
 use crate::array::{
@@ -48,6 +51,8 @@ pub(crate) struct Lasting {
     pub(crate) hot: Rc<[Range<usize>]>,
     pub(crate) story: Rc<RefCell<Story>>,
     pub(crate) stale: Rc<RefCell<Vec<bool>>>,
+    /// The operator took a risk: nobody vouches for copies and parity any more.
+    pub(crate) is_tainted: Rc<Cell<bool>>,
 }
 
 /// A running array.
@@ -59,15 +64,19 @@ pub(crate) struct Boot {
     busy_hosts: Rc<Cell<u64>>,
     tasks: Rc<Cell<u64>>,
     ends: Rc<Cell<bool>>,
+    /// The operator has to stop.
+    retires: Rc<Cell<bool>>,
+    is_tainted: Rc<Cell<bool>>,
     idle_bytes: usize,
 }
 
 impl Boot {
-    pub(crate) fn new<R: Records + 'static>(
+    pub(crate) fn new(
         random: &mut Random,
         start: Start,
         lasting: &Lasting,
-        records: impl FnOnce(&Rc<World>, &Arc<Shared>) -> R,
+        new_drives: disk::Model,
+        control: impl FnOnce(&Rc<World>, &Arc<Shared>) -> Rc<Control>,
     ) -> Self {
         let world = World::new(random.next());
         let bell = Arc::new(Bell::default());
@@ -126,13 +135,20 @@ impl Boot {
             busy_hosts: Rc::default(),
             tasks: Rc::default(),
             ends: Rc::default(),
+            retires: Rc::default(),
+            is_tainted: Rc::clone(&lasting.is_tainted),
             shared,
             world,
         };
-        let records = records(&boot.world, &boot.shared);
+        let control = control(&boot.world, &boot.shared);
+        let records = Rc::clone(&control);
         boot.world.spawn(keep(bell, Arc::clone(&boot.shared), Rc::clone(&boot.world), records));
         boot.serve_calls(1 + random.below(3));
         boot.start_tasks(random);
+        if random.below(2) == 0 {
+            let (scene, ends) = (Rc::clone(&boot.scene), Rc::clone(&boot.retires));
+            boot.task(Operator { scene, control, ends, model: new_drives }.work());
+        }
         boot
     }
 
@@ -179,9 +195,16 @@ impl Boot {
 
     /// Starts what runs in the background.
     fn start_tasks(&self, random: &mut Random) {
-        let array = Rc::clone(&self.scene.arrays[0]);
-        let clock = Clock(Rc::clone(&self.world));
-        self.task(async move { array.resync(&clock).await });
+        for keeps_intent in [false, true] {
+            let array = Rc::clone(&self.scene.arrays[self.scene.any_core()]);
+            let clock = Clock(Rc::clone(&self.world));
+            self.task(async move {
+                match keeps_intent {
+                    false => array.recover(&clock).await,
+                    true => array.keep_intent(&clock).await,
+                }
+            });
+        }
         let delay = [2, 10, 5000][random.below(3) as usize];
         let rest = rest(
             Arc::clone(&self.shared),
@@ -241,6 +264,9 @@ impl Boot {
     }
 
     fn check_where_trusted(&self, surviving: bool, when: &str) {
+        if self.is_tainted.get() {
+            return;
+        }
         let geometry = self.shared.geometry();
         let places = self.places_in_sync();
         let images = Images { geometry, places: &places, surviving };
@@ -315,12 +341,20 @@ impl Boot {
             });
         }
         self.scene.is_stopping.set(true);
+        self.retires.set(true);
         self.shared.stop_resync();
+        self.shared.stop_intent();
         let tasks = Rc::clone(&self.tasks);
         assert!(world.run_until(|| tasks.get() == 0), "the background tasks do not stop");
         self.shared.stop_writes();
         assert!(world.run_until(|| self.shared.writes_in_flight() == 0), "writes do not end");
         self.ends.set(true);
+        if world.one_in(2) {
+            let array = Rc::clone(&self.scene.arrays[self.scene.any_core()]);
+            self.run("the clearing of the write intent", async move {
+                array.clear_intent().await;
+            });
+        }
         self.shared.try_clean();
         let is_recorded = || self.shared.recorded_version() >= self.shared.wanted().version;
         let has_failed = || self.shared.write_state() == WriteState::Failed;
@@ -351,6 +385,9 @@ impl Boot {
         let wanted = self.shared.wanted();
         let is = |state| wanted.members.iter().filter(|member| **member == state).count() as u64;
         story.count("resyncs completed", self.shared.resyncs_completed());
+        story.count("rebuilds completed", self.shared.rebuilds_completed());
+        let report = self.shared.check_report();
+        story.count("checks completed", u64::from(report.is_complete));
         story.count("arrays that failed", u64::from(self.shared.failure().is_some()));
         story.count("members that failed", is(MemberState::Failed));
         story.count("reads from other copies", self.shared.reads_from_other_copies());
@@ -360,6 +397,8 @@ impl Boot {
         }
         drop(story);
         self.world.stop();
+        let agrees = report.mismatch_sectors == 0 || self.is_tainted.get();
+        assert!(agrees, "a check finds what does not agree: {report:?}");
     }
 
     /// Lets things happen for so many steps.

@@ -178,7 +178,9 @@ impl Scene {
             ArrayError::NotReady => self.is_stopping.get() || self.ground.may_fail_writes(),
             ArrayError::NoSpace { .. } => self.ground.had_no_space(),
             ArrayError::ReadFailed { .. } | ArrayError::Unrecovered { .. } => {
-                self.model.borrow().may_fail(at.clone()) || self.ground.may_be_unreadable(at)
+                self.model.borrow().may_fail(at.clone())
+                    || self.ground.may_be_unreadable(at)
+                    || self.is_beyond_parity(at)
             }
             ArrayError::WriteFailed(_) => {
                 self.ground.may_fail_writes() || self.ground.may_be_unreadable(at)
@@ -188,6 +190,17 @@ impl Scene {
         let ground = &self.ground;
         assert!(is_allowed, "{what} of {at:?} fails without a cause: {error:?}; {ground:?}");
         false
+    }
+
+    /// Whether a member is out, and there is no parity to be trusted in its place.
+    fn is_beyond_parity(&self, at: &Range<usize>) -> bool {
+        let geometry = self.arrays[0].geometry();
+        if geometry.parities() == 0 || !self.ground.is_degraded() {
+            return false;
+        }
+        let rows = geometry.row_of((at.start * SECTOR_BYTES) as u64)
+            ..=geometry.row_of((at.end * SECTOR_BYTES) as u64 - 1);
+        rows.into_iter().any(|row| !self.arrays[0].view(geometry.row_range(row)).agrees)
     }
 
     pub(crate) async fn flush(&self, core: usize) -> bool {

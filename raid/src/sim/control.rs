@@ -5,6 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
+use super::disk::{Disk, Model};
 use super::drive::SimDrive;
 use super::faults::{Faults, Kind};
 use super::keeper::Records;
@@ -30,11 +31,29 @@ pub(crate) struct Truth {
     pub(crate) took_risk: bool,
 }
 
+/// All drives that there are.
+#[derive(Default)]
+pub(crate) struct Drives(pub(crate) Vec<Rc<RefCell<Disk>>>);
+
+impl Drives {
+    /// The drive of this number.
+    pub(crate) fn get(&self, number: usize) -> Rc<RefCell<Disk>> {
+        Rc::clone(&self.0[number])
+    }
+
+    /// One more; answers its number.
+    pub(crate) fn add(&mut self, model: Model) -> usize {
+        let number = self.0.len();
+        self.0.push(Rc::new(RefCell::new(Disk::new(number, model))));
+        number
+    }
+}
+
 /// Writes the superblocks.
 pub(crate) struct Control {
     pub(crate) handle: RefCell<ArrayHandle<SimMedium>>,
     pub(crate) tape: Rc<Tape>,
-    pub(crate) disks: Vec<Rc<RefCell<super::disk::Disk>>>,
+    pub(crate) drives: Rc<RefCell<Drives>>,
     pub(crate) faults: Rc<Faults>,
     pub(crate) world: Rc<World>,
     pub(crate) shared: Arc<Shared>,
@@ -46,14 +65,19 @@ pub(crate) struct Control {
 }
 
 impl Control {
+    /// Waits until nobody is at the handle, and is there then.
+    pub(crate) async fn wait(&self) {
+        while self.is_busy.replace(true) {
+            self.world.sleep_ns(50_000).await;
+        }
+    }
+
     /// Has the handle do something, whose operations are done one by one in the world.
     pub(crate) async fn perform<T, E>(
         &self,
         what: impl Fn(&mut ArrayHandle<SimMedium>) -> Result<T, E>,
     ) -> Result<T, E> {
-        while self.is_busy.replace(true) {
-            self.world.sleep_ns(50_000).await;
-        }
+        self.wait().await;
         let mut trial = self.handle.borrow().clone();
         self.tape.record();
         let _ = what(&mut trial);
@@ -76,7 +100,7 @@ impl Control {
     async fn step(&self, step: &Step) -> Result<(), i32> {
         let drive = SimDrive {
             world: Rc::clone(&self.world),
-            disk: Rc::clone(&self.disks[step.disk]),
+            disk: self.drives.borrow().get(step.disk),
             faults: Rc::clone(&self.faults),
         };
         let result = match &step.what {
@@ -139,6 +163,7 @@ impl Records for Rc<Control> {
                     self.world.sleep_ns(1 + self.world.below(200_000)).await;
                 }
                 self.note(wanted, recorded);
+                self.shared.recorded_events(wanted, recorded.events);
                 true
             }
             Err(error) => {

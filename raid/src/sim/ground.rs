@@ -75,13 +75,21 @@ impl Ground {
         if wanted.bad_blocks != *bad_blocks {
             let len = |bad: &BadRange| bad.end_bytes - bad.start_bytes;
             let count = |all: &[Vec<BadRange>]| all.iter().flatten().map(len).sum::<u64>();
-            let has_cause = self.slots().any(has_read_errors);
+            // What a row has lost with a member is recorded on its parity.
+            let has_parity = self.shared.geometry().parities() > 0;
+            let has_cause =
+                self.slots().any(|slot| has_read_errors(slot) || has_parity && self.is_out(slot));
             let are_more = count(&wanted.bad_blocks) > count(&bad_blocks);
             assert!(!are_more || has_cause, "bad blocks without a cause: {wanted:?}");
             bad_blocks.clone_from(&wanted.bad_blocks);
         }
         for (slot, state) in wanted.members.iter().enumerate() {
             if *state == MemberState::InSync {
+                // It was so before, or its rebuild has ended.
+                let was_out = std::mem::take(&mut self.out.borrow_mut()[slot]);
+                if let (true, Some(disk)) = (was_out, self.disk(slot)) {
+                    self.stale.borrow_mut()[disk] = false;
+                }
                 continue;
             }
             let known = self.out.borrow()[slot];
@@ -98,11 +106,11 @@ impl Ground {
         if !self.out.borrow().contains(&true) {
             return;
         }
-        for (slot, state) in self.shared.wanted().members.iter().enumerate() {
-            let is_kept = matches!(state, MemberState::InSync | MemberState::Rebuilding);
-            if let (false, Some(disk)) = (is_kept, self.disk(slot)) {
-                self.stale.borrow_mut()[disk] = true;
-            }
+        let states = self.shared.member_states();
+        let in_sync = |slot: &usize| states[*slot] == MemberState::InSync;
+        let kept: Vec<_> = self.slots().filter(in_sync).filter_map(|s| self.disk(s)).collect();
+        for (disk, is_stale) in self.stale.borrow_mut().iter_mut().enumerate() {
+            *is_stale |= !kept.contains(&disk);
         }
     }
 
@@ -115,6 +123,11 @@ impl Ground {
     /// Whether an operation of any drive timed out and may still be carried out.
     pub(crate) fn has_late_operations(&self) -> bool {
         self.places.borrow().iter().flatten().any(|place| place.disk.borrow().late > 0)
+    }
+
+    /// Whether some member may be out.
+    pub(crate) fn is_degraded(&self) -> bool {
+        self.slots().any(|slot| self.is_out(slot))
     }
 
     /// Whether a write may have found no space.
@@ -148,8 +161,10 @@ impl Ground {
         let (start, len) = ((at.start * SECTOR_BYTES) as u64, (at.len() * SECTOR_BYTES) as u64);
         let parities = geometry.level().parities();
         if parities > 0 {
-            let whole = 0..geometry.component_bytes();
-            return self.slots().filter(|&slot| is_out(slot, whole.clone())).count() > parities;
+            let rows = geometry.row_of(start)..geometry.row_of(start + len.max(1) - 1) + 1;
+            let from = geometry.row_component_offset(rows.start);
+            let place = from..geometry.row_component_offset(rows.end);
+            return self.slots().filter(|&slot| is_out(slot, place.clone())).count() > parities;
         }
         geometry.extents(start, len).any(|extent| {
             (0..extent.copies).all(|copy| {

@@ -10,11 +10,12 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::boot::{Boot, Lasting, Start, sectors};
 use super::check::Place;
-use super::control::{Control, Truth};
-use super::disk::{Disk, NEVER};
+use super::control::{Control, Drives, Truth};
+use super::disk::NEVER;
 use super::drive::TIMEOUT_NS;
 use super::faults::{Fault, Faults, Plan};
 use super::image::SECTOR_BYTES;
@@ -24,11 +25,12 @@ use super::runner::Story;
 use super::shape::{DRIVE_BYTES, Shape};
 use super::value::{ZERO, decode, junk, junk_byte, show};
 use super::world::Random;
-use crate::array::MemberState;
+use crate::array::{MemberState, RecoveryState};
 use crate::assemble::{
     ArrayHandle, AssembleError, AssemblyPlan, Decision, Examined, Expected, NewArray, create,
     decide, examine_medium, plan_assemble,
 };
+use crate::device::signature::Contents;
 use crate::geometry::{Geometry, Level};
 use crate::metadata::layout::place;
 use crate::metadata::{Consistency, Timestamp};
@@ -51,13 +53,14 @@ pub(crate) struct Life {
     plot: Plot,
     shape: Shape,
     geometry: Geometry,
-    disks: Vec<Rc<RefCell<Disk>>>,
+    drives: Rc<RefCell<Drives>>,
     uuid: Uuid,
     truth: Rc<RefCell<Truth>>,
     /// Rows that were being written at a crash, since all parity was right.
     exposed_rows: BTreeSet<u64>,
     lasting: Lasting,
     calls: u64,
+    was_forced: bool,
 }
 
 /// An array that is put together.
@@ -84,12 +87,11 @@ impl Life {
         let shape = Shape::random(&mut random, &plot.levels);
         let geometry = shape.geometry();
         let data_offset = place(DRIVE_BYTES as u64).unwrap().data_offset_bytes as usize;
-        let mut disks = Vec::new();
-        for (number, model) in shape.drives.iter().enumerate() {
-            let mut disk = Disk::new(number, *model);
-            let end = data_offset + geometry.component_bytes().next_multiple_of(4096) as usize;
-            disk.set_junk(data_offset..end, junk_byte(number));
-            disks.push(Rc::new(RefCell::new(disk)));
+        let mut drives = Drives::default();
+        for model in &shape.drives {
+            let end = data_offset + geometry.component_bytes() as usize;
+            let number = drives.add(*model);
+            drives.get(number).borrow_mut().set_junk(data_offset..end, junk_byte(number));
         }
         let can_zero: Vec<bool> = shape.drives.iter().map(|drive| drive.can_zero).collect();
         let initial = move |sector: usize| {
@@ -101,14 +103,28 @@ impl Life {
         let model = Model::new(sectors(geometry.capacity_bytes()), Box::new(initial));
         let lasting = Lasting {
             model: Rc::new(RefCell::new(model)),
-            faults: Rc::new(Faults::new(disks.len())),
+            faults: Rc::new(Faults::new(shape.members)),
             hot: shape.hot_regions(&mut random).into(),
             story: Rc::default(),
-            stale: Rc::new(RefCell::new(vec![false; disks.len()])),
+            stale: Rc::new(RefCell::new(vec![false; shape.members])),
+            is_tainted: Rc::default(),
         };
         let uuid = Uuid::from_u128(u128::from(random.next()) << 64 | u128::from(random.next()));
         let (truth, exposed_rows) = (Rc::default(), BTreeSet::new());
-        Self { random, plot, shape, geometry, disks, uuid, truth, exposed_rows, lasting, calls: 0 }
+        let drives = Rc::new(RefCell::new(drives));
+        Self {
+            random,
+            plot,
+            shape,
+            geometry,
+            drives,
+            uuid,
+            truth,
+            exposed_rows,
+            lasting,
+            calls: 0,
+            was_forced: false,
+        }
     }
 
     /// Operations of the drives in the first boot.
@@ -130,9 +146,17 @@ impl Life {
                 self.random_faults()
             };
             self.lasting.faults.begin(faults);
-            let is_last = boot + 1 == self.plot.boots;
+            let mut is_last = boot + 1 == self.plot.boots;
             let Some(assembled) = self.assemble() else { break };
+            if self.was_forced {
+                // What the parity is worth nobody knows: this is the end of what can be judged.
+                self.lasting.faults.begin(Vec::new());
+                is_last = true;
+            }
             self.boot(assembled, is_last);
+            if is_last {
+                break;
+            }
             if boot == 0 {
                 self.calls = self.lasting.faults.calls();
             }
@@ -160,7 +184,8 @@ impl Life {
             6 => (Fault::Hang { nanoseconds: long[random.below(4) as usize] }, 1),
             _ => (Fault::Gone, 1),
         };
-        let disks = self.disks.len() as u64;
+        let disks = self.drives.borrow().0.len() as u64;
+        let random = &mut self.random;
         let disk = (random.below(4) > 0).then(|| random.below(disks) as usize);
         let bound = [100, 600, 2500][random.below(3) as usize];
         Plan { at_call: random.below(bound), disk, fault, times }
@@ -173,7 +198,7 @@ impl Life {
 
     fn media(&self, disks: &[usize], fuse: &Rc<Fuse>, tape: &Rc<Tape>) -> Vec<SimMedium> {
         let medium = |number: &usize| SimMedium {
-            disk: Rc::clone(&self.disks[*number]),
+            disk: self.drives.borrow().get(*number),
             fuse: Rc::clone(fuse),
             tape: Rc::clone(tape),
         };
@@ -260,7 +285,13 @@ impl Life {
 
     /// Some of the drives, in any order.
     fn present(&mut self, all: bool) -> Vec<usize> {
-        let mut rest: Vec<usize> = (0..self.disks.len()).collect();
+        let mut rest: Vec<usize> = (0..self.drives.borrow().0.len()).collect();
+        // New drives that never came into the array stay out of this.
+        let is_blank = |medium: &SimMedium| {
+            examine_medium(medium).is_ok_and(|drive| drive.contents == Contents::Blank)
+        };
+        let media = self.media(&rest, &Fuse::new(None, 0), &Rc::default());
+        rest.retain(|disk| !is_blank(&media[*disk]));
         if !all && self.random.below(4) == 0 {
             let keep = self.random.below(100);
             rest.retain(|_| self.random.below(100) < keep);
@@ -312,7 +343,7 @@ impl Life {
                     self.count("starts with --run");
                     return Some(Answer { run: true, ..answer });
                 }
-                if present.len() == self.disks.len() {
+                if present.len() == self.present(true).len() {
                     // All are here, and it is not enough: a member was lost that was needed.
                     self.count("arrays that are lost");
                     return None;
@@ -327,7 +358,7 @@ impl Life {
             AssembleError::DirtyDegraded { .. } => {
                 let has_log = self.shape.consistency == Consistency::Ppl;
                 assert!(!has_log || truth.took_risk, "there is a log: {}", reason());
-                if present.len() < self.disks.len() && self.random.below(2) == 0 {
+                if present.len() < self.present(true).len() && self.random.below(2) == 0 {
                     return Some(Answer { brings_all: true, ..answer });
                 }
                 self.count("starts with --force");
@@ -358,6 +389,7 @@ impl Life {
              {truth:?}, {plan:#?}"
         );
         self.truth.borrow_mut().took_risk = true;
+        self.lasting.is_tainted.set(true);
         self.lasting.model.borrow_mut().allow_earlier();
     }
 
@@ -376,7 +408,8 @@ impl Life {
     ) -> Option<Assembled> {
         let slots: Vec<Option<usize>> =
             plan.slots.iter().map(|slot| Some(present[slot.drive?])).collect();
-        let blocks = slots.iter().flatten().map(|&d| self.disks[d].borrow().model.block_bytes);
+        let blocks =
+            slots.iter().flatten().map(|&d| self.drives.borrow().get(d).borrow().model.block_bytes);
         let block_bytes = blocks.max().unwrap_or(SECTOR_BYTES) as u32;
         self.allow_what_the_logs_cannot_know(plan, answer);
         let (mut handle, _) = ArrayHandle::assemble(plan, drives, media);
@@ -385,6 +418,7 @@ impl Life {
             Err(error) => {
                 assert!(fuse.is_blown(), "the replay failed: {error}");
                 self.count("starts cut short");
+                self.lose_power();
                 return None;
             }
         };
@@ -394,14 +428,19 @@ impl Life {
             Err(error) => {
                 assert!(fuse.is_blown(), "the start failed: {error}");
                 self.count("starts cut short");
+                self.lose_power();
                 return None;
             }
         };
         fuse.disarm();
+        if answer.force && !plan.risks.is_empty() {
+            self.was_forced = true;
+            self.lasting.is_tainted.set(true);
+        }
         let recorded = handle.recorded().clone();
         let place = |slot: usize| {
             Some(Place {
-                disk: Rc::clone(&self.disks[slots[slot]?]),
+                disk: self.drives.borrow().get(slots[slot]?),
                 data_offset_bytes: handle.member(slot)?.data_offset_bytes(),
             })
         };
@@ -452,14 +491,15 @@ impl Life {
         self.count("boots");
         let Assembled { handle, start, tape, slots } = assembled;
         let slots = Rc::new(RefCell::new(slots));
-        let (disks, truth) = (self.disks.clone(), Rc::clone(&self.truth));
+        let (drives, truth) = (Rc::clone(&self.drives), Rc::clone(&self.truth));
         let faults = Rc::clone(&self.lasting.faults);
         let kept = Rc::clone(&slots);
-        let boot = Boot::new(&mut self.random, start, &self.lasting, |world, shared| {
+        let new_model = self.shape.another_drive(&mut self.random);
+        let boot = Boot::new(&mut self.random, start, &self.lasting, new_model, |world, shared| {
             Rc::new(Control {
                 handle: RefCell::new(handle),
                 tape,
-                disks,
+                drives,
                 faults,
                 world: Rc::clone(world),
                 shared: Arc::clone(shared),
@@ -501,7 +541,8 @@ impl Life {
 
     /// Notes which rows are being written, now that all ends.
     fn expose(&mut self, boot: &Boot) {
-        if boot.shared.is_in_sync() {
+        let doing = boot.shared.recovery_status(Duration::ZERO).state;
+        if boot.shared.is_in_sync() && doing == RecoveryState::Idle {
             self.exposed_rows.clear();
         }
         if self.geometry.level().parities() > 0 {
@@ -515,9 +556,13 @@ impl Life {
         self.expose(boot);
         boot.stop();
         self.count("power cuts");
+        self.lose_power();
+    }
+
+    fn lose_power(&mut self) {
         // All that can be lost is lost, or none of it, or some.
         let keep_percent = [0, 100, 50, 50][self.random.below(4) as usize];
-        for disk in &self.disks {
+        for disk in &self.drives.borrow().0 {
             disk.borrow_mut().cut_power(|| self.random.below(100) < keep_percent);
             disk.borrow_mut().is_gone = false;
         }
@@ -531,7 +576,7 @@ impl Life {
         self.count("deaths");
         self.lasting.model.borrow_mut().restart();
         let mut some_lost_power = false;
-        for disk in &self.disks {
+        for disk in &self.drives.borrow().0 {
             let mut disk = disk.borrow_mut();
             if !disk.is_gone && disk.hung_until == 0 {
                 disk.lose_process(|| self.random.below(2) == 0);

@@ -6,6 +6,7 @@
 //! * `ground`: what was really done to the members, by which errors are judged;
 //! * `shape`, `life`, `boot`: an array and its boots, power cuts, deaths, clean stops;
 //! * `medium`, `keeper`, `control`: what the control plane does;
+//! * `operator`: who fails members and adds drives;
 //! * `client`: hosts, whose every answer is judged;
 //! * `check`: copies and parity, by plain arithmetic;
 //! * `runner`, `tests`, `mutations`: many lives, and faults in the engine that must be noticed.
@@ -29,6 +30,7 @@ mod life;
 mod medium;
 mod model;
 pub(crate) mod mutations;
+mod operator;
 mod runner;
 mod shape;
 mod tests;

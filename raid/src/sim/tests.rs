@@ -8,10 +8,21 @@ use super::mutations::MUTATIONS;
 use super::runner::{Outcome, Run, number};
 use crate::geometry::Level;
 
-const LEVELS: &[Level] = &[Level::Raid0, Level::Raid1, Level::Raid1, Level::Raid10, Level::Raid10];
+const MIRRORS: &[Level] = &[Level::Raid0, Level::Raid1, Level::Raid1, Level::Raid10, Level::Raid10];
+
+const PARITY: &[Level] = &[Level::Raid5, Level::Raid6];
+
+/// The levels that the environment asks for, or all.
+fn levels() -> Vec<Level> {
+    match std::env::var("RAIDFABRIC_SIM_LEVELS").as_deref() {
+        Ok("mirrors") => MIRRORS.to_vec(),
+        Ok("parity") => PARITY.to_vec(),
+        _ => [MIRRORS, PARITY, PARITY].concat(),
+    }
+}
 
 fn plot() -> Plot {
-    Plot { levels: LEVELS.to_vec(), boots: 4, faulty_boots: 50, first: Vec::new() }
+    Plot { levels: levels(), boots: 4, faulty_boots: 50, first: Vec::new() }
 }
 
 fn many_lives_of(plot: &Plot, usual: u64) -> Outcome {

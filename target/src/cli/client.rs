@@ -5,7 +5,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use http_body_util::{BodyExt, Full, Limited};
@@ -22,6 +22,9 @@ use crate::server::report::{Done, Refusal, RefusalKind, Status};
 
 /// How long the daemon may take to answer; stopping an array waits for its writes.
 const PATIENCE: Duration = Duration::from_secs(300);
+/// How long a daemon that is just starting is asked again, and how often.
+const STARTING_PATIENCE: Duration = Duration::from_secs(20);
+const STARTING_POLL: Duration = Duration::from_millis(100);
 /// The longest answer that is taken.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
 /// Names another socket, where the option does not.
@@ -126,16 +129,23 @@ impl Daemon {
             .enable_all()
             .build()
             .map_err(|error| Failure::Failed(format!("cannot ask the daemon: {error}")))?;
-        let asked = async {
-            let exchange = self.exchange(method, path, body);
-            tokio::time::timeout(PATIENCE, exchange).await.map_err(|_| {
-                Failure::Failed(format!(
-                    "the daemon has not answered within {} s; see its log",
-                    PATIENCE.as_secs()
-                ))
-            })?
+        let patience = Instant::now() + STARTING_PATIENCE;
+        let (code, answer) = loop {
+            let asked = async {
+                let exchange = self.exchange(method.clone(), path, body.clone());
+                tokio::time::timeout(PATIENCE, exchange).await.map_err(|_| {
+                    Failure::Failed(format!(
+                        "the daemon has not answered within {} s; see its log",
+                        PATIENCE.as_secs()
+                    ))
+                })?
+            };
+            let answer = runtime.block_on(asked)?;
+            if answer.0 != StatusCode::SERVICE_UNAVAILABLE || Instant::now() >= patience {
+                break answer;
+            }
+            std::thread::sleep(STARTING_POLL);
         };
-        let (code, answer) = runtime.block_on(asked)?;
         if code == StatusCode::OK {
             return serde_json::from_slice(&answer).map_err(|error| {
                 Failure::Failed(format!(
@@ -187,9 +197,10 @@ impl Daemon {
 fn refused(refusal: Refusal) -> Failure {
     match refusal.kind {
         RefusalKind::Failed => Failure::Failed(refusal.message),
-        RefusalKind::NotFound | RefusalKind::Invalid | RefusalKind::Conflict => {
-            Failure::Refused(refusal.message)
-        }
+        RefusalKind::NotFound
+        | RefusalKind::Invalid
+        | RefusalKind::Starting
+        | RefusalKind::Conflict => Failure::Refused(refusal.message),
     }
 }
 

@@ -372,6 +372,7 @@ mod tests {
             slot: Some(2),
             position_bytes: 1_360_000_000_000,
             end_bytes: 3_617_000_000_000,
+            left_bytes: 2_257_000_000_000,
             bytes_per_second: Some(851_443_712),
             seconds_left: Some(2600),
             limited_by: Some("foreground latency".into()),
@@ -467,6 +468,7 @@ subsystem nqn.2026-11.io.raidfabric:fast
             mismatch_bytes: Some(4096),
             position_bytes: 0,
             end_bytes: 64 << 20,
+            left_bytes: 64 << 20,
         };
         assert_eq!(
             task_line(&task),
@@ -525,6 +527,7 @@ subsystem nqn.2026-11.io.raidfabric:fast
                 "slot": 2,
                 "position_bytes": 1_360_000_000_000_u64,
                 "end_bytes": 3_617_000_000_000_u64,
+                "left_bytes": 2_257_000_000_000_u64,
                 "bytes_per_second": 851_443_712,
                 "seconds_left": 2600,
                 "limited_by": "foreground latency",
@@ -538,6 +541,7 @@ subsystem nqn.2026-11.io.raidfabric:fast
                 "is_ready": false,
                 "why": "not blank: an XFS file system (at byte 0)",
             }],
+            "last_check": null,
         });
         assert_eq!(*array, expected);
         let member = serde_json::json!({

@@ -12,11 +12,12 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use raidfabric_raid::array::{BadRange, MemberState, Wanted};
+use raidfabric_raid::array::{BadRange, IntentLayout, MemberState, Wanted};
 use raidfabric_raid::assemble::{
     self, AddError, ArrayHandle, ArrayInfo, AssemblyPlan, CreateError, Decision, Description,
-    Examined, Expected, NewArray, NotMember, examine, find_members,
+    Examined, Expected, NewArray, NotMember, ReplayFailure, examine, find_members,
 };
+use raidfabric_raid::device::signature::Contents;
 use raidfabric_raid::device::{
     DeviceError, Identity, Intent, OpenDevice, Patience, advice, open, open_patiently,
 };
@@ -166,6 +167,14 @@ pub enum ArrayStartError {
         /// What is not there.
         absent: String,
     },
+    /// What was being written could not be made good.
+    #[error("array {array}: {source}")]
+    Replay {
+        /// The array.
+        array: String,
+        /// What is wrong.
+        source: Box<ReplayFailure>,
+    },
     /// A drive could not be made a spare.
     #[error("array {array}: {drive}: {source}")]
     Add {
@@ -193,6 +202,7 @@ pub enum ArrayStartError {
 pub struct Prospect {
     name: String,
     kind: Kind,
+    accepted: Accepted,
 }
 
 enum Kind {
@@ -225,6 +235,12 @@ pub struct OpenArray {
     pub bad_blocks: Vec<Vec<BadRange>>,
     /// Whether it has just been created.
     pub created: bool,
+    /// Whether its redundancy has never been whole.
+    pub is_building: bool,
+    /// The names of its drives by slot, when they were last there; may be empty.
+    pub last_known: Vec<String>,
+    /// Where its write intent is.
+    pub intent: IntentLayout,
     /// Its superblocks; `None` in memory.
     pub handle: Option<Handle>,
     memory: Vec<MemoryDrive>,
@@ -341,8 +357,10 @@ impl Survey {
         let name = &array.name;
         let record = state.map(|state| state.record(name)).transpose()?.flatten();
         let known = array.uuid.or(record.as_ref().map(|record| record.uuid));
-        let media = open(&with_moved_members(&listed.present, known))?;
+        let remembered = record.as_ref().map_or(&[][..], |record| &record.members);
+        let media = open(&with_moved_members(&listed.present, known, remembered))?;
         let examined = examine_all(name, &media)?;
+        let (media, examined) = without_blank(name, known, media, examined);
         // Which array is meant, if drives of several are listed: the configured one, or the one that
         // is remembered, and not whatever the first drive of the list has.
         let carries = |uuid: &Uuid| {
@@ -356,6 +374,7 @@ impl Survey {
             last_known: record
                 .iter()
                 .flat_map(|record| (0..).zip(record.members.iter().cloned()))
+                .filter(|(_, name)| !name.is_empty())
                 .collect(),
             known_events: record.as_ref().and_then(|record| record.events),
             run: accepted.run,
@@ -438,13 +457,23 @@ impl Prospect {
             Drives::Memory(sizes) => {
                 let geometry = memory_geometry(array, sizes)?;
                 let drives = sizes.iter().map(|&size| MemoryDrive::new(size)).collect();
-                return Ok(Self { name, kind: Kind::Memory(geometry, drives) });
+                let kind = Kind::Memory(geometry, drives);
+                return Ok(Self { name, kind, accepted: Accepted::default() });
             }
             Drives::Paths(listed) => listed,
         };
         let open = |paths: &[PathBuf]| own_drives(&name, paths, PREDECESSOR_PATIENCE);
         let survey = Survey::new(array, listed, homehost, state, accepted, open)?;
-        Ok(Self { name, kind: Kind::Drives(survey) })
+        Ok(Self { name, kind: Kind::Drives(survey), accepted: accepted.clone() })
+    }
+
+    /// If it is created: whether what is on its drives is taken as agreeing.
+    #[must_use]
+    pub fn assume_clean(mut self, assume_clean: bool) -> Self {
+        if let Kind::Drives(Survey { decision: Decision::Create(plan), .. }) = &mut self.kind {
+            plan.assume_clean = assume_clean;
+        }
+        self
     }
 
     /// The array's name.
@@ -542,7 +571,7 @@ impl Prospect {
     /// # Errors
     /// [`ArrayStartError`]; it says what has been written.
     pub fn take(self, state: Option<&StateDirectory>) -> Result<OpenArray, ArrayStartError> {
-        let Self { name, kind } = self;
+        let Self { name, kind, accepted } = self;
         let Survey { media, examined, decision } = match kind {
             Kind::Memory(geometry, memory) => return Ok(memory_array(name, geometry, memory)),
             Kind::Drives(survey) => survey,
@@ -552,11 +581,11 @@ impl Prospect {
         match decision {
             Decision::Create(plan) => {
                 let handle = assemble::create(&plan, media).map_err(failed)?;
-                settle(from_handle(name, handle, true)?, state)
+                settle(from_handle(name, handle, true, &accepted)?, state)
             }
             Decision::Assemble(plan) => {
                 let handle = put_together(&name, &plan, &examined, media).map_err(failed)?;
-                settle(from_handle(name, handle, false)?, state)
+                settle(from_handle(name, handle, false, &accepted)?, state)
             }
         }
     }
@@ -615,12 +644,19 @@ fn put_together(
 
 /// Remembers an array that is ours, and advises on what could take it away at the next boot.
 pub(super) fn settle(
-    array: OpenArray,
+    mut array: OpenArray,
     state: Option<&StateDirectory>,
 ) -> Result<OpenArray, ArrayStartError> {
     if let Some(state) = state {
         let events = array.events().map(|events| remembered_events(state, &array, events));
-        let record = Record::new(array.uuid, array.member_names(), events);
+        let known = state.record(&array.name)?.filter(|known| known.uuid == array.uuid);
+        let was_building = array.created || known.as_ref().is_some_and(|known| known.is_building);
+        array.last_known = known.map(|known| known.members).unwrap_or_default();
+        array.is_building = was_building && array.resync_position_bytes != u64::MAX;
+        let record = Record {
+            is_building: array.is_building,
+            ..Record::new(array.uuid, array.member_names(), events)
+        };
         state.remember(&array.name, &record)?;
     }
     if let Some(advice) = advice::assembly_advice(array.uuid) {
@@ -639,17 +675,58 @@ fn remembered_events(state: &StateDirectory, array: &OpenArray, events: u64) -> 
 }
 
 /// Beside the listed drives, those that carry the array's UUID under other names.
-fn with_moved_members(paths: &[PathBuf], known: Option<Uuid>) -> Vec<PathBuf> {
+fn with_moved_members(
+    paths: &[PathBuf],
+    known: Option<Uuid>,
+    remembered: &[String],
+) -> Vec<PathBuf> {
     let mut paths = paths.to_vec();
     let Some(uuid) = known else { return paths };
     let identity = |path: &PathBuf| std::fs::canonicalize(path).ok();
-    for found in find_members(uuid, &[]) {
+    for found in find_members(uuid, &remembered_files(remembered)) {
         if !paths.iter().any(|path| identity(path) == identity(&found.path)) {
             tracing::info!(drive = %found.path.display(), %uuid, "found a member under another name");
             paths.push(found.path);
         }
     }
     paths
+}
+
+/// Members that are files, which nobody finds who does not know where they are: those that came in
+/// while the array ran.
+pub(super) fn remembered_files(members: &[String]) -> Vec<PathBuf> {
+    members.iter().map(PathBuf::from).filter(|path| path.is_absolute() && path.is_file()).collect()
+}
+
+/// Without the drives that are blank, if the others are an array that is known to exist: what is to
+/// come into it is added while it runs.
+fn without_blank(
+    name: &str,
+    known: Option<Uuid>,
+    media: Vec<OpenDevice>,
+    examined: Vec<Examined>,
+) -> (Vec<OpenDevice>, Vec<Examined>) {
+    let is_member = |drive: &Examined| {
+        drive.superblock().is_some_and(|superblock| Some(superblock.array_uuid()) == known)
+    };
+    if !examined.iter().any(|drive| is_member(drive) && !drive.is_unfinished()) {
+        return (media, examined);
+    }
+    let pairs = media.into_iter().zip(examined);
+    pairs
+        .filter(|(_, drive)| {
+            let is_blank = drive.contents == Contents::Blank;
+            if is_blank {
+                let drive = &drive.name;
+                tracing::warn!(
+                    array = name,
+                    drive,
+                    "it is blank, and no member; `raidfabric array add {name} DRIVE` makes it one"
+                );
+            }
+            !is_blank
+        })
+        .unzip()
 }
 
 fn metadata_level(level: Level) -> metadata::Level {
@@ -674,10 +751,12 @@ fn engine_geometry(
 
 pub(super) fn from_handle(
     name: String,
-    handle: ArrayHandle<OpenDevice>,
+    mut handle: ArrayHandle<OpenDevice>,
     created: bool,
+    accepted: &Accepted,
 ) -> Result<OpenArray, ArrayStartError> {
     let geometry = engine_geometry(&name, &handle.info().geometry)?;
+    let intent = ready_intent(&name, &mut handle, accepted)?;
     let recorded = handle.recorded();
     let offset = |slot| handle.member(slot).map_or(0, assemble::Member::data_offset_bytes);
     Ok(OpenArray {
@@ -695,11 +774,48 @@ pub(super) fn from_handle(
         rebuild_from_bytes: recorded.rebuild_from,
         bad_blocks: recorded.bad_blocks.clone(),
         created,
+        is_building: false,
+        last_known: Vec::new(),
+        intent,
         time_limits: (0..geometry.members()).map(|_| TimeLimit::default()).collect(),
         handle: Some(Arc::new(Mutex::new(handle))),
         memory: Vec::new(),
         name,
     })
+}
+
+/// Has what was being written when the array stopped made good by its logs, and finds the write
+/// intent.
+fn ready_intent(
+    name: &str,
+    handle: &mut ArrayHandle<OpenDevice>,
+    accepted: &Accepted,
+) -> Result<IntentLayout, ArrayStartError> {
+    let blocks = handle.members().iter().map(|member| member.medium().logical_block_bytes());
+    let block_bytes = blocks.max().unwrap_or(512);
+    let failed = |source: ReplayFailure| ArrayStartError::Replay {
+        array: name.to_owned(),
+        source: Box::new(source),
+    };
+    let replayed = handle.replay(block_bytes, accepted.force).map_err(failed)?;
+    if replayed.parts > 0 {
+        tracing::warn!(
+            array = name,
+            writes = replayed.parts,
+            bad_bytes = replayed.bad_bytes,
+            "not stopped cleanly: parity was made good where it was being written"
+        );
+    }
+    if replayed.bad_bytes > 0 {
+        tracing::error!(
+            array = name,
+            "blocks of a missing member were being written together with others: {} cannot be read \
+             until they are written again",
+            crate::config::format_bytes(replayed.bad_bytes)
+        );
+    }
+    let layout = handle.intent_layout(replayed.next_generation);
+    layout.map_err(|error| failed(error.into()))
 }
 
 fn memory_geometry(array: &Array, sizes: &[u64]) -> Result<Geometry, ArrayStartError> {
@@ -728,6 +844,9 @@ fn memory_array(name: String, geometry: Geometry, memory: Vec<MemoryDrive>) -> O
         rebuild_from_bytes: None,
         bad_blocks: vec![Vec::new(); memory.len()],
         created: true,
+        is_building: false,
+        last_known: Vec::new(),
+        intent: IntentLayout::NONE,
         time_limits: Vec::new(),
         handle: None,
         memory,
@@ -774,10 +893,14 @@ impl OpenArray {
         Some(handle.info().events)
     }
 
-    /// The members' names by slot, as they are remembered; those of empty slots are empty.
+    /// The members' names by slot, as they are remembered: those of empty slots stay what they
+    /// were.
     pub fn member_names(&self) -> Vec<String> {
-        let name = |identity: Option<Identity>| identity.map_or_else(String::new, |one| one.name());
-        self.identities().into_iter().map(name).collect()
+        let name = |(slot, identity): (usize, Option<Identity>)| match identity {
+            Some(identity) => identity.name(),
+            None => self.last_known.get(slot).cloned().unwrap_or_default(),
+        };
+        self.identities().into_iter().enumerate().map(name).collect()
     }
 
     /// Whether acknowledged writes may be in a volatile cache until a flush.

@@ -11,13 +11,13 @@
 //! does not come back before every such request has ended, or it would get old data over new.
 
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use raidfabric_raid::array::{Array, ArrayError, MemberFault, MemberState};
+use raidfabric_raid::array::{Array, ArrayError, BadRange, IntentPlaces, MemberFault, MemberState};
 use raidfabric_raid::assemble::{AddError, Examined, examine};
 use raidfabric_raid::device::{DeviceError, Holder, Intent, OpenDevice, Patience, open_patiently};
-use raidfabric_raid::metadata::bitmap::RegionMap;
 use raidfabric_raid::metadata::superblock::Role;
 
 use super::arrays::{Handle, member_plan};
@@ -150,8 +150,7 @@ impl ServedArray {
                 return Err(Refusal::conflict(format!("slot {slot} has no drive")));
             }
         }
-        self.shared.fail_member(slot, MemberFault::Operator);
-        if self.state_of(slot) != MemberState::Failed {
+        if !self.shared.fail_member(slot, MemberFault::Operator) {
             return Err(Refusal::conflict(format!(
                 "array {} would be lost without slot {slot}, so it goes on with it; wait until it \
                  is whole (raidfabric wait {} --for healthy)",
@@ -250,14 +249,36 @@ impl ServedArray {
         Ok(Done::new(format!("array {} is stopped, and marked clean", self.name())))
     }
 
-    /// Compares everything.
-    pub(super) fn check(&self, _repair: bool) -> Result<Done, Refusal> {
-        Err(Refusal::conflict("this version cannot check an array"))
+    /// Compares everything, and with `repair` makes equal what differs.
+    pub(super) fn check(&self, repair: bool) -> Result<Done, Refusal> {
+        let name = self.name();
+        let word = if repair { "repair" } else { "check" };
+        if self.shared.geometry().tolerance() == 0 {
+            return Err(Refusal::conflict(format!(
+                "array {name} has no redundancy, so that there is nothing to compare"
+            )));
+        }
+        if !self.shared.start_check(repair) {
+            return Err(Refusal::conflict(format!(
+                "array {name} is being checked already; raidfabric status {name} tells how far it is"
+            )));
+        }
+        let how = match (repair, self.shared.geometry().parities()) {
+            (false, _) => "nothing is changed, but what cannot be read is written anew",
+            (true, 0) => "where copies differ the one on the lowest slot is taken",
+            (true, 1) => "where parity does not fit it is computed from the data",
+            (true, _) => "a single wrong block of a stripe is found out and corrected",
+        };
+        Ok(Done::new(format!("the {word} of array {name} has begun: {how}"))
+            .next(format!("raidfabric wait {name} --for idle")))
     }
 
     /// Ends a check.
     pub(super) fn cancel(&self) -> Result<Done, Refusal> {
-        Err(Refusal::conflict(format!("array {} is not being checked", self.name())))
+        match self.shared.stop_check() {
+            true => Ok(Done::new(format!("the check of array {} ends", self.name()))),
+            false => Err(Refusal::conflict(format!("array {} is not being checked", self.name()))),
+        }
     }
 
     /// If the drive is a failed member that we still have, lets go of it first.
@@ -351,23 +372,46 @@ impl ServedArray {
             return Err(refusal);
         }
         self.learn_label(slot, prepared.label.clone());
-        if !self.begin_rebuild(slot, prepared.misses.as_ref()) {
+        if !self.begin_rebuild(slot, prepared.returning.as_ref()) {
             self.take_back(cores, slot).await;
             return Err(Refusal::conflict(format!("slot {slot} is not empty any more")));
         }
         self.until_recorded().await?;
-        let misses_bytes = prepared.misses.map(|map| map.len().saturating_mul(map.region_bytes()));
+        let misses_bytes = prepared.returning.map(|returning| returning.misses_bytes);
         Ok(Added { slot, misses_bytes })
     }
 
-    /// Tells the array that a slot has a drive, which lacks these regions, or everything. False if
-    /// the slot is not empty any more.
-    fn begin_rebuild(&self, slot: usize, _misses: Option<&RegionMap>) -> bool {
-        self.shared.add_member(slot)
+    /// Tells the array that a slot has a drive. False if the slot is not empty any more.
+    fn begin_rebuild(&self, slot: usize, returning: Option<&Returning>) -> bool {
+        match returning {
+            None => self.shared.add_member(slot),
+            Some(known) => self.shared.readd_member(slot, known.events, &known.bad_blocks),
+        }
+    }
+
+    /// Gives each core a handle on a slot's new drive, and has it prepared.
+    async fn hand_out(
+        &self,
+        cores: &Cores,
+        slot: usize,
+        prepared: &Prepared,
+    ) -> Result<(), Refusal> {
+        self.set_drive(cores, slot, prepared).await?;
+        let places = prepared.places;
+        let admit = move |array: Rc<Array<MemberDrive>>| async move {
+            array.admit_drive(slot, places).await
+        };
+        match cores.first(self.index, admit).await {
+            Some(Ok(())) => Ok(()),
+            Some(Err(error)) => Err(Refusal::failed(format!(
+                "what the drive must hold of the write intent could not be written to it: {error}"
+            ))),
+            None => Err(Refusal::failed("the daemon is stopping")),
+        }
     }
 
     /// Gives each core a handle on a slot's new drive.
-    async fn hand_out(
+    async fn set_drive(
         &self,
         cores: &Cores,
         slot: usize,
@@ -399,6 +443,40 @@ impl ServedArray {
         Ok(())
     }
 
+    /// Takes the drive again without which the array has failed.
+    pub(super) async fn mend(
+        &self,
+        cores: &Cores,
+        drive: PathBuf,
+        slot: usize,
+    ) -> Result<Done, Refusal> {
+        let _changing = self.changing.lock().await;
+        let Some(handle) = self.handle() else {
+            return Err(Refusal::conflict("members in memory do not come back"));
+        };
+        let late = self.label(slot).map_or(0, |label| label.limit.late.count());
+        if late > 0 {
+            return Err(Refusal::conflict(format!(
+                "{late} requests to slot {slot} have not ended, and could overwrite newer data later"
+            )));
+        }
+        let newcomer = blocking(move || Newcomer::open(&drive)).await?;
+        let name = newcomer.name();
+        let prepared = {
+            let (handle, timeout) = (Arc::clone(handle), self.conduct.member_timeout);
+            blocking(move || reopen(&handle, slot, newcomer, timeout)).await?
+        };
+        self.set_drive(cores, slot, &prepared).await?;
+        self.learn_label(slot, prepared.label.clone());
+        if !self.shared.mend(slot, prepared.has_volatile_cache) {
+            return Err(Refusal::conflict(format!(
+                "{name} is back in slot {slot}, but the array cannot go on with it as it was; \
+                 restart the daemon, which assembles it anew"
+            )));
+        }
+        Ok(Done::new(format!("{name} is back in slot {slot} of array {}", self.name())))
+    }
+
     /// Undoes what was done for a drive that did not become a member.
     async fn take_back(&self, cores: &Cores, slot: usize) {
         cores.each(self.index, |_| move |array| array.take_drive(slot)).await;
@@ -425,8 +503,19 @@ pub(super) struct Added {
 struct Prepared {
     label: Label,
     data_offset_bytes: u64,
-    /// The regions that it misses; everything if that is not known.
-    misses: Option<RegionMap>,
+    has_volatile_cache: bool,
+    /// Where the write intent is on it.
+    places: IntentPlaces,
+    /// What is known of it, if it was this slot's member and what it misses is known.
+    returning: Option<Returning>,
+}
+
+/// A former member of which it is known what it misses.
+struct Returning {
+    /// The event count that its superblock had.
+    events: u64,
+    bad_blocks: Vec<BadRange>,
+    misses_bytes: u64,
 }
 
 /// Writes a superblock to a newcomer that makes it a spare. Blocking.
@@ -437,9 +526,18 @@ fn prepare(
     timeout: Duration,
 ) -> Result<Prepared, Refusal> {
     let Newcomer { medium, examined } = newcomer;
-    let identity = medium.identity().clone();
+    let (identity, has_volatile_cache) = (medium.identity().clone(), medium.has_volatile_cache());
     let mut handle = handle.lock().unwrap_or_else(PoisonError::into_inner);
+    let component_bytes = handle.info().geometry.component_bytes;
     let misses = handle.missed_by(slot, &examined).map_err(Refusal::failed)?;
+    let returning = misses.zip(examined.superblock()).map(|(misses, superblock)| Returning {
+        events: superblock.events(),
+        bad_blocks: match &examined.bad_blocks {
+            Some(Ok(log)) => log.ranges(superblock.data_offset_bytes(), component_bytes),
+            _ => Vec::new(),
+        },
+        misses_bytes: misses.len().saturating_mul(misses.region_bytes()),
+    });
     handle.add(slot, medium, &examined, false).map_err(|error| match error {
         AddError::NotBlank { .. } | AddError::TooSmall { .. } | AddError::SlotTaken(_) => {
             Refusal::conflict(error)
@@ -448,7 +546,31 @@ fn prepare(
     })?;
     let data_offset_bytes = handle.member(slot).map_or(0, |member| member.data_offset_bytes());
     let label = Label { identity, limit: TimeLimit { timeout, ..TimeLimit::default() } };
-    Ok(Prepared { label, data_offset_bytes, misses })
+    let places = handle.intent_places(slot);
+    Ok(Prepared { label, data_offset_bytes, has_volatile_cache, places, returning })
+}
+
+/// Puts a new handle on a member's drive in place of the old one. Blocking.
+fn reopen(
+    handle: &Handle,
+    slot: usize,
+    newcomer: Newcomer,
+    timeout: Duration,
+) -> Result<Prepared, Refusal> {
+    let Newcomer { medium, examined } = newcomer;
+    let (identity, has_volatile_cache) = (medium.identity().clone(), medium.has_volatile_cache());
+    let mut handle = handle.lock().unwrap_or_else(PoisonError::into_inner);
+    handle.reopen(slot, medium, &examined).map_err(|medium| {
+        Refusal::conflict(format!(
+            "{}: its superblock is not what slot {slot} was last given; it is another drive, or was \
+             used elsewhere meanwhile",
+            medium.identity()
+        ))
+    })?;
+    let data_offset_bytes = handle.member(slot).map_or(0, |member| member.data_offset_bytes());
+    let label = Label { identity, limit: TimeLimit { timeout, ..TimeLimit::default() } };
+    let places = handle.intent_places(slot);
+    Ok(Prepared { label, data_offset_bytes, has_volatile_cache, places, returning: None })
 }
 
 /// Does what blocks where that does not matter.

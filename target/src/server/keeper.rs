@@ -53,6 +53,8 @@ pub struct Recorder<M> {
     is_in_trouble: AtomicBool,
     /// A loss is in the superblocks, and not yet in the state directory.
     owes_note: AtomicBool,
+    /// The drives that were recorded last, by number.
+    devices: Mutex<Vec<u64>>,
 }
 
 /// What a turn came to.
@@ -78,7 +80,8 @@ impl<M: Medium> Recorder<M> {
     ) -> Self {
         let uuid = Uuid::from_bytes(shared.uuid());
         let (is_in_trouble, owes_note) = Default::default();
-        Self { name, uuid, shared, handle, state, is_in_trouble, owes_note }
+        let devices = Mutex::new(shared.wanted().devices);
+        Self { name, uuid, shared, handle, state, is_in_trouble, owes_note, devices }
     }
 
     /// Records what is wanted now, if it is not recorded.
@@ -95,9 +98,14 @@ impl<M: Medium> Recorder<M> {
                 return self.believe(&error);
             }
         };
-        let names: Vec<_> = handle.members().iter().map(|member| member.medium().name()).collect();
-        drop(handle);
-        self.owes_note.fetch_or(recorded.lost_member, Ordering::Relaxed);
+        let members = handle.members().iter();
+        let names: Vec<_> = members.map(|one| (one.slot(), one.medium().name())).collect();
+        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        // Where a new drive is has to be known, too, if it is a file.
+        let is_new = *devices != wanted.devices;
+        devices.clone_from(&wanted.devices);
+        drop(devices);
+        self.owes_note.fetch_or(recorded.lost_member || is_new, Ordering::Relaxed);
         if self.owes_note.load(Ordering::Relaxed)
             && let Err(error) = self.note(recorded.events, names)
         {
@@ -106,17 +114,25 @@ impl<M: Medium> Recorder<M> {
         }
         self.owes_note.store(false, Ordering::Relaxed);
         self.tell(&wanted);
+        self.shared.recorded_events(&wanted, recorded.events);
         self.shared.recorded(wanted.version);
         Turn::Again
     }
 
     /// Notes the events of an array that has lost a member.
-    fn note(&self, events: u64, names: Vec<String>) -> Result<(), StateError> {
+    fn note(&self, events: u64, names: Vec<(usize, String)>) -> Result<(), StateError> {
         let Some(state) = &self.state else { return Ok(()) };
-        let Err(error) = state.remember(&self.name, &Record::new(self.uuid, names, Some(events)))
-        else {
-            return Ok(());
-        };
+        let known = state.record(&self.name).ok().flatten();
+        let known = known.filter(|known| known.uuid == self.uuid);
+        let mut record = known.unwrap_or_else(|| Record::new(self.uuid, Vec::new(), Some(events)));
+        record.events = Some(events);
+        record.members.resize(self.shared.geometry().members(), String::new());
+        for (slot, name) in names {
+            if let Some(known) = record.members.get_mut(slot) {
+                *known = name;
+            }
+        }
+        let Err(error) = state.remember(&self.name, &record) else { return Ok(()) };
         state.forget(&self.name)?;
         tracing::error!(
             array = self.name, %error,
@@ -124,6 +140,21 @@ impl<M: Medium> Recorder<M> {
              until it can be written the array does not start without all its members"
         );
         Ok(())
+    }
+
+    /// Notes that the array's redundancy has been whole. It is only said to people, so that it does
+    /// not matter much if it cannot be noted.
+    pub(super) fn note_built(&self) {
+        // What else is noted is noted under this lock.
+        let _handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(state) = &self.state else { return };
+        let noted = state.record(&self.name).and_then(|known| match known {
+            Some(known) => state.remember(&self.name, &Record { is_building: false, ..known }),
+            None => Ok(()),
+        });
+        if let Err(error) = noted {
+            tracing::warn!(array = self.name, %error, "not noted that the array has been built");
+        }
     }
 
     /// A member could not take it: it has failed. Lack of space below a file is no such failure.

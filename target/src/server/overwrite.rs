@@ -14,7 +14,7 @@ use raidfabric_raid::device::signature::Contents;
 use raidfabric_raid::device::{Medium, OpenDevice};
 use raidfabric_raid::metadata::private::PrivateArea;
 
-use super::arrays::{self, ArrayStartError, OpenArray};
+use super::arrays::{self, Accepted, ArrayStartError, OpenArray};
 use super::state::StateDirectory;
 use crate::config::Array;
 use crate::config::drives::Listed;
@@ -92,6 +92,13 @@ impl Overwrite {
         }
     }
 
+    /// Whether what is on its drives is taken as agreeing.
+    #[must_use]
+    pub fn assume_clean(mut self, assume_clean: bool) -> Self {
+        self.new.assume_clean = assume_clean;
+        self
+    }
+
     /// The array's name.
     pub fn name(&self) -> &str {
         &self.name
@@ -137,6 +144,7 @@ impl Overwrite {
             array: name.clone(),
             source: Box::new(source),
         })?;
-        arrays::settle(arrays::from_handle(name, handle, true)?, state)
+        let accepted = Accepted::default();
+        arrays::settle(arrays::from_handle(name, handle, true, &accepted)?, state)
     }
 }

@@ -16,7 +16,7 @@ use raidfabric_raid::assemble::{AssembleError, CreateError, find_members};
 use raidfabric_raid::device::Kind;
 use uuid::Uuid;
 
-use super::arrays::{Accepted, ArrayStartError, Prospect};
+use super::arrays::{Accepted, ArrayStartError, Prospect, remembered_files};
 use super::plane::Desk;
 use super::report::{ArrayState, ArrayStatus, MemberCondition, MemberStatus, Problem, Severity};
 use super::state::StateDirectory;
@@ -49,11 +49,15 @@ pub(super) fn look_patiently(
     let look = |drives: &Drives| {
         Prospect::look(array, drives, homehost.clone(), state, &Accepted::default())
     };
+    let remembered = match state.map(|state| state.record(&array.name)) {
+        Some(Ok(Some(record))) => record.members,
+        _ => Vec::new(),
+    };
     let mut outcome = look(drives);
     let (Drives::Paths(listed), Some(mut lack)) = (drives, lack(&outcome)) else { return outcome };
     let deadline = started + array.degraded_wait;
     let mut told = String::new();
-    let mut seen = seen(lack.uuid, listed);
+    let mut seen = seen(lack.uuid, listed, &remembered);
     while Instant::now() < deadline {
         if told != lack.what {
             let seconds = deadline.saturating_duration_since(Instant::now()).as_secs();
@@ -64,9 +68,9 @@ pub(super) fn look_patiently(
             );
             told.clone_from(&lack.what);
         }
-        desk.waits(waiting(array, &lack, &outcome));
+        desk.waits(waiting(array, &lack, &outcome, &remembered));
         std::thread::sleep(POLL);
-        let now = self::seen(lack.uuid, listed);
+        let now = self::seen(lack.uuid, listed, &remembered);
         if now.is_subset(&seen) {
             continue;
         }
@@ -110,9 +114,10 @@ fn lack(outcome: &Result<Prospect, ArrayStartError>) -> Option<Lack> {
 }
 
 /// The drives of the array that there are.
-fn seen(uuid: Option<Uuid>, listed: &Listed) -> HashSet<Kind> {
+fn seen(uuid: Option<Uuid>, listed: &Listed, remembered: &[String]) -> HashSet<Kind> {
     let Some(uuid) = uuid else { return HashSet::new() };
-    let files = present_now(listed).present;
+    let mut files = present_now(listed).present;
+    files.extend(remembered_files(remembered));
     find_members(uuid, &files).into_iter().map(|found| found.identity.kind).collect()
 }
 
@@ -130,11 +135,16 @@ fn present_now(listed: &Listed) -> Listed {
 }
 
 /// What commands are told meanwhile.
-fn waiting(array: &Array, lack: &Lack, outcome: &Result<Prospect, ArrayStartError>) -> ArrayStatus {
+fn waiting(
+    array: &Array,
+    lack: &Lack,
+    outcome: &Result<Prospect, ArrayStartError>,
+    remembered: &[String],
+) -> ArrayStatus {
     let plan = outcome.as_ref().ok().and_then(Prospect::plan);
     let slot = |(slot, state): (usize, MemberState)| MemberStatus {
         slot,
-        drive: None,
+        drive: remembered.get(slot).filter(|name| !name.is_empty()).cloned(),
         serial: None,
         state: match state {
             MemberState::InSync => MemberCondition::InSync,
@@ -171,5 +181,6 @@ fn waiting(array: &Array, lack: &Lack, outcome: &Result<Prospect, ArrayStartErro
         redundancy_remaining: 0,
         members: members.unwrap_or_default(),
         spares: Vec::new(),
+        last_check: None,
     }
 }

@@ -203,14 +203,10 @@ impl Desk {
         let arrays: Vec<_> = waiting.iter().filter(wanted).cloned().collect();
         drop(waiting);
         if arrays.is_empty() {
-            return Err(starting());
+            return Err(Refusal::starting());
         }
         Ok(Status { schema: STATUS.to_owned(), daemon: None, arrays, exports: Vec::new() })
     }
-}
-
-fn starting() -> Refusal {
-    Refusal::conflict("the daemon is just starting; ask again in a moment")
 }
 
 impl Operator for Desk {
@@ -221,7 +217,9 @@ impl Operator for Desk {
             None => Some(self.early_status(array.as_deref())),
         };
         Box::pin(async move {
-            let Some(plane) = plane else { return early.unwrap_or_else(|| Err(starting())) };
+            let Some(plane) = plane else {
+                return early.unwrap_or_else(|| Err(Refusal::starting()));
+            };
             // Reads sensors and looks at spares: not on the thread that accepts connections.
             blocking(move || plane.status(array.as_deref())).await
         })
@@ -230,7 +228,7 @@ impl Operator for Desk {
     fn command(&self, array: String, request: Request) -> Answer<Done> {
         let plane = self.plane();
         Box::pin(async move {
-            let plane = plane.ok_or_else(starting)?;
+            let plane = plane.ok_or_else(Refusal::starting)?;
             let found = plane.arrays.iter().find(|one| one.name() == array).map(Arc::clone);
             let served = found.ok_or_else(|| plane.no_array(&array))?;
             tracing::info!(array, ?request, "asked by an operator");

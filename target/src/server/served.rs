@@ -8,7 +8,7 @@ use raidfabric_raid::array::Shared;
 use raidfabric_raid::device::{Identity, OpenDevice};
 use uuid::Uuid;
 
-use super::arrays::{Handle, OpenArray};
+use super::arrays::{Handle, OpenArray, remembered_files};
 use super::keeper::Recorder;
 use super::temperature;
 use crate::association::Registry;
@@ -50,6 +50,7 @@ pub(super) struct ServedArray {
     /// What drives owe that were let go of.
     owed: Mutex<Vec<LateOperations>>,
     is_stopped: AtomicBool,
+    is_building: AtomicBool,
     /// Hears of changes of health.
     registry: Mutex<Weak<Registry>>,
 }
@@ -81,6 +82,7 @@ impl ServedArray {
             index,
             labels: Mutex::new(labels),
             owed: Mutex::default(),
+            is_building: AtomicBool::new(open.is_building),
             open,
             shared,
             conduct,
@@ -106,8 +108,16 @@ impl ServedArray {
     }
 
     /// Files where a member may appear again.
-    pub(super) fn listed_files(&self) -> Vec<PathBuf> {
-        self.listed.iter().filter(|path| path.is_file()).cloned().collect()
+    pub(super) fn known_files(&self) -> Vec<PathBuf> {
+        let listed = self.listed.iter().filter(|path| path.is_file()).cloned();
+        listed.chain(remembered_files(&self.open.last_known)).collect()
+    }
+
+    /// What is said of the drive in a slot: where it is, or was seen last.
+    pub(super) fn drive_name(&self, slot: usize) -> Option<String> {
+        let label = self.label(slot).map(|label| label.identity.name());
+        let known = || self.open.last_known.get(slot).filter(|name| !name.is_empty()).cloned();
+        label.or_else(known)
     }
 
     fn labels(&self) -> MutexGuard<'_, Vec<Option<Label>>> {
@@ -157,6 +167,19 @@ impl ServedArray {
 
     pub(super) fn set_stopped(&self) {
         self.is_stopped.store(true, Ordering::Release);
+    }
+
+    /// Whether its redundancy has never been whole.
+    pub(super) fn is_building(&self) -> bool {
+        self.is_building.load(Ordering::Relaxed)
+    }
+
+    /// Its redundancy is whole for the first time. Blocking.
+    pub(super) fn set_built(&self) {
+        self.is_building.store(false, Ordering::Relaxed);
+        if let Some(recorder) = &self.recorder {
+            recorder.note_built();
+        }
     }
 
     /// Who is told when its health changes.

@@ -141,7 +141,7 @@ fn a_missing_member_is_waited_for_and_then_done_without() {
     let status = daemon.ask(&["status"]);
     assert_eq!(status.code, Some(1), "{status:?}");
     assert!(status.out.contains("array fast: degraded"), "{status:?}");
-    assert!(status.out.contains("slot 1 is missing"), "{status:?}");
+    assert!(status.out.contains("d1) is missing"), "{status:?}");
     daemon.stop();
 }
 
@@ -207,5 +207,88 @@ fn halves_that_were_used_apart_need_a_winner() {
     assert_eq!(states(&daemon.status()), ["missing", "in_sync"]);
     let add = daemon.ask(&["array", "add", "fast", text(&setup.drives[0])]);
     assert!(add.succeeds().contains("is slot 0 of array fast now"), "{add:?}");
+    daemon.stop();
+}
+
+#[test]
+fn every_level_is_created_served_checked_and_rebuilt() {
+    for (level, count) in [("raid5", 3), ("raid6", 4), ("raid10", 4), ("raid1", 3)] {
+        let setup = Setup::new(level, count);
+        let daemon = setup.start();
+        daemon.ask(&["wait", "--for", "synced", "--timeout", "60s"]).succeeds();
+        let status = daemon.ask(&["status"]);
+        assert!(status.succeeds().starts_with("array fast: healthy\n"), "{level}: {status:?}");
+        let check = daemon.ask(&["array", "check", "fast"]);
+        assert!(check.succeeds().contains("the check of array fast has begun"), "{check:?}");
+        daemon.ask(&["wait", "--for", "idle", "--timeout", "60s"]).succeeds();
+        let found = &daemon.status()["arrays"][0]["last_check"];
+        assert_eq!(found["is_complete"], true, "{level}: {found}");
+        assert_eq!(found["mismatch_bytes"], 0, "{level}: {found}");
+        daemon.ask(&["array", "fail", "fast", "0"]).succeeds();
+        daemon.ask(&["array", "remove", "fast", "0"]).succeeds();
+        let back = daemon.ask(&["array", "add", "fast", text(&setup.drives[0])]);
+        assert!(back.succeeds().contains("is slot 0 of array fast now"), "{level}: {back:?}");
+        daemon.ask(&["wait", "--for", "healthy", "--timeout", "60s"]).succeeds();
+        daemon.stop();
+        let after = setup.start();
+        after.ask(&["status"]).succeeds();
+        after.kill();
+        let again = setup.start();
+        assert_eq!(states(&again.status()), vec!["in_sync"; count], "{level}");
+        again.stop();
+    }
+}
+
+#[test]
+fn a_check_that_makes_no_sense_is_refused() {
+    let setup = Setup::new("raid0", 2);
+    let daemon = setup.start();
+    let check = daemon.ask(&["array", "check", "fast"]);
+    assert!(check.fails(2).contains("nothing to compare"), "{check:?}");
+    let cancel = daemon.ask(&["array", "check", "fast", "--cancel"]);
+    assert!(cancel.fails(2).contains("is not being checked"), "{cancel:?}");
+    daemon.stop();
+}
+
+/// A member that was away at the start is taken again as soon as it is there.
+#[test]
+fn a_member_that_comes_back_is_taken_again_and_a_stranger_is_not() {
+    let setup = Setup::new("raid1", 2);
+    setup.set("degraded_wait: 0s");
+    create(&setup.config, &[]).succeeds();
+    setup.pull(1);
+    let daemon = setup.start();
+    assert_eq!(states(&daemon.status()), ["in_sync", "missing"]);
+    setup.put_back(1);
+    daemon.ask(&["wait", "--for", "healthy", "--timeout", "60s"]).succeeds();
+    assert_eq!(states(&daemon.status()), ["in_sync", "in_sync"]);
+    daemon.stop();
+}
+
+#[test]
+fn a_spare_takes_a_failed_members_place() {
+    let setup = Setup::new("raid5", 3);
+    let spare = drive(setup.folder.path(), "spare", 32);
+    let used = drive(setup.folder.path(), "spare-used", 32);
+    crate::array::make_ext4(&used);
+    setup.set(&format!("spares: [{:?}]", setup.folder.path().join("spare*")));
+    let daemon = setup.start();
+    let status = daemon.status();
+    let spares = status["arrays"][0]["spares"].as_array().unwrap();
+    assert_eq!(spares.len(), 2, "{status}");
+    assert_eq!((&spares[0]["is_ready"], &spares[1]["is_ready"]), (&true.into(), &false.into()));
+    daemon.ask(&["array", "fail", "fast", "2"]).succeeds();
+    daemon.ask(&["wait", "--for", "rebuilt", "--timeout", "60s"]).succeeds();
+    let status = daemon.status();
+    assert_eq!(status["arrays"][0]["members"][2]["drive"], text(&spare));
+    daemon.stop();
+    // The spare is not among the members of the configuration, and a file.
+    let daemon = setup.start();
+    assert_eq!(states(&daemon.status()), ["in_sync"; 3]);
+    daemon.stop();
+    // What was replaced may be wiped, or used for something else.
+    fs::write(&setup.drives[2], vec![0; 32 << 20]).unwrap();
+    let daemon = setup.start();
+    assert_eq!(states(&daemon.status()), ["in_sync"; 3]);
     daemon.stop();
 }

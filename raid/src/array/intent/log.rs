@@ -154,7 +154,7 @@ impl Log {
         };
         Self {
             kind: layout.kind,
-            geometry: geometry.clone(),
+            geometry: *geometry,
             array_uuid: layout.array_uuid,
             sequences: (0..sequences).map(|_| Mutex::new(sequence())).collect(),
             places: (0..members).map(place).collect(),

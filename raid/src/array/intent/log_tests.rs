@@ -125,7 +125,7 @@ impl Test {
         let within = self.world.below(30) * 512;
         let len = 512 * (1 + self.world.below((CHUNK - within) / 512)) as u32;
         let is_whole = count == chunks;
-        let mut random = || (0..len).map(|_| self.world.below(256) as u8).collect::<Vec<u8>>();
+        let random = || (0..len).map(|_| self.world.below(256) as u8).collect::<Vec<u8>>();
         let (p, q) = if is_whole { (Vec::new(), Vec::new()) } else { (random(), random()) };
         let part = |bytes: &[u8], slot: Option<usize>| {
             let wanted = slot.is_some_and(|slot| self.members.is_writable(slot)) && !is_whole;

@@ -41,6 +41,15 @@ impl Command {
 /// # Errors
 /// [`Failure::Refused`]: a name of no drive, or of several.
 pub(super) fn find(names: &[String]) -> Result<Vec<Look>, Failure> {
+    // A file in this directory is meant by its name alone, too.
+    let names: Vec<String> = names
+        .iter()
+        .map(|name| match !name.contains('/') && Path::new(name).is_file() {
+            true => format!("./{name}"),
+            false => name.clone(),
+        })
+        .collect();
+    let names = &names[..];
     let is_path = |name: &&String| name.contains('/');
     let paths: Vec<PathBuf> = names.iter().filter(is_path).map(PathBuf::from).collect();
     if let Some(absent) = paths.iter().find(|path| !path.exists()) {

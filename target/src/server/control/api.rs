@@ -6,7 +6,8 @@
 //! | `POST /v1/arrays/NAME/VERB` | [`Request`] without its verb | `stop`, `assemble`, `add`, `fail`, `remove`, `check`, `cancel` |
 //!
 //! Answers are of [`crate::server::report`]: 200 with what was asked for, else a [`Refusal`] with
-//! 404 (not there), 400 (makes no sense), 409 (not now; nothing was touched) or 500 (tried, failed).
+//! 404 (not there), 400 (makes no sense), 409 (not now; nothing was touched), 503 (just starting) or
+//! 500 (tried, failed).
 
 use std::future::Future;
 use std::pin::Pin;
@@ -26,7 +27,7 @@ use crate::server::report::{Done, Refusal, RefusalKind, Status};
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(tag = "verb", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
-    /// Stop it: finish its writes, mark it clean, give its drives back.
+    /// Stop it: finish its writes, mark it clean, take no more.
     Stop,
     /// Start an array that waits for members, or was stopped.
     Assemble {
@@ -154,6 +155,7 @@ impl IntoResponse for Refused {
             RefusalKind::NotFound => StatusCode::NOT_FOUND,
             RefusalKind::Invalid => StatusCode::BAD_REQUEST,
             RefusalKind::Conflict => StatusCode::CONFLICT,
+            RefusalKind::Starting => StatusCode::SERVICE_UNAVAILABLE,
             RefusalKind::Failed => StatusCode::INTERNAL_SERVER_ERROR,
         };
         (code, Json(self.0)).into_response()

@@ -109,10 +109,11 @@ fn report(handle: &ArrayHandle<OpenDevice>) {
     let info = handle.info();
     let geometry = &info.geometry;
     println!(
-        "{} {} of {}, chunk {}, component {}, size {}, events {}, resync from {:?}, uuid {}",
+        "{} {} of {}, consistency {}, chunk {}, component {}, size {}, events {}, resync from {:?}, uuid {}",
         info.set_name,
         geometry.level,
         geometry.members,
+        info.consistency,
         geometry.chunk_bytes,
         geometry.component_bytes,
         info.size_bytes(),

@@ -172,7 +172,7 @@ fn run_core(world: &World, endpoint: Endpoint) {
         let servers = join_all((0..4).map(|_| array.serve()));
         let resync = async {
             if core == 0 {
-                array.resync(&NoRest).await;
+                array.recover(&NoRest).await;
             }
             std::future::pending::<()>().await;
         };

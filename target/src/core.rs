@@ -151,7 +151,7 @@ pub type Endpoint = raidfabric_raid::array::Endpoint;
 pub enum CoreMessage {
     /// Serve this connection.
     Serve(Arrival),
-    /// Close every connection, wait for their commands and for the resync, and say on this channel
+    /// Close every connection, wait for their commands and for long tasks, and say on this channel
     /// whether all have ended. The core goes on doing what other cores ask of it.
     Drain(std::sync::mpsc::Sender<bool>),
     /// Do something with this core's part of an array.
@@ -211,7 +211,7 @@ pub struct Core {
     receive: Pool,
     arrays: Vec<Rc<Array<MemberDrive>>>,
     volumes: Vec<Vec<Volume>>,
-    resyncs: Cell<usize>,
+    chores: Cell<usize>,
     connections: RefCell<Vec<Weak<Connection>>>,
     open: Cell<usize>,
     published: Arc<Published>,
@@ -313,27 +313,40 @@ impl Core {
         }
     }
 
-    /// Closes every connection and waits until their commands, and the resync, have ended.
+    /// Closes every connection and waits until their commands, and long tasks, have ended.
     async fn drain(self: Rc<Self>, done: std::sync::mpsc::Sender<bool>) {
         self.each_connection(Connection::close);
         for array in &self.arrays {
             array.shared().stop_resync();
+            array.shared().stop_intent();
         }
         let deadline = Instant::now() + DRAIN_PATIENCE;
         let busy =
-            || self.open.get() > 0 || self.workers.outstanding() > 0 || self.resyncs.get() > 0;
+            || self.open.get() > 0 || self.workers.outstanding() > 0 || self.chores.get() > 0;
         while busy() && Instant::now() < deadline {
             tokio::time::sleep(DRAIN_POLL).await;
+        }
+        if self.index == 0 && !busy() {
+            for array in &self.arrays {
+                array.clear_intent().await;
+            }
         }
         self.publish();
         let _ = done.send(!busy());
     }
 
-    /// Keeps the copies of an array equal until the core drains.
-    async fn resync(self: Rc<Self>, array: Rc<Array<MemberDrive>>) {
-        self.resyncs.set(self.resyncs.get() + 1);
-        array.resync(&runtime::Clock::new()).await;
-        self.resyncs.set(self.resyncs.get() - 1);
+    /// Does an array's long tasks until the core drains.
+    async fn recover(self: Rc<Self>, array: Rc<Array<MemberDrive>>) {
+        self.chores.set(self.chores.get() + 1);
+        array.recover(&runtime::Clock::new()).await;
+        self.chores.set(self.chores.get() - 1);
+    }
+
+    /// Clears the write-intent bits of an array that are not needed any more until the core drains.
+    async fn keep_intent(self: Rc<Self>, array: Rc<Array<MemberDrive>>) {
+        self.chores.set(self.chores.get() + 1);
+        array.keep_intent(&runtime::Clock::new()).await;
+        self.chores.set(self.chores.get() - 1);
     }
 }
 
@@ -384,7 +397,7 @@ async fn serve(plan: CorePlan, ready: impl FnOnce()) -> Result<(), CoreError> {
         registry: plan.registry,
         volumes: volumes(&plan.volumes, &arrays),
         arrays,
-        resyncs: Cell::new(0),
+        chores: Cell::new(0),
         connections: RefCell::default(),
         open: Cell::new(0),
         published: plan.published,
@@ -397,7 +410,8 @@ async fn serve(plan: CorePlan, ready: impl FnOnce()) -> Result<(), CoreError> {
             });
         }
         if plan.index == 0 {
-            runtime::spawn(Rc::clone(&core).resync(Rc::clone(array)));
+            runtime::spawn(Rc::clone(&core).recover(Rc::clone(array)));
+            runtime::spawn(Rc::clone(&core).keep_intent(Rc::clone(array)));
         }
     }
     runtime::spawn(async move {

@@ -262,6 +262,23 @@ impl Membership {
         })
     }
 
+    pub(super) fn map_now(&self) -> &MapCopy {
+        &self.map
+    }
+
+    /// Members that were being rebuilt hold all that they should. False if there are none.
+    pub(super) fn rebuilt(&mut self) -> bool {
+        let rebuilding = self.map.rebuilding;
+        for slot in rebuilding.iter() {
+            self.members[slot] = MemberState::InSync;
+        }
+        !rebuilding.is_empty()
+    }
+
+    pub(super) fn set_rebuild_from(&mut self, position_bytes: u64) {
+        self.rebuild_from = position_bytes;
+    }
+
     pub(super) fn is_degraded(&self) -> bool {
         self.map.in_sync.len() < self.members.len()
     }
@@ -436,7 +453,7 @@ impl Shared {
     }
 
     /// The map has changed in a way that must be durable before a write is acknowledged.
-    fn map_changed(&self, mut rare: MutexGuard<'_, Rare>) {
+    pub(super) fn map_changed(&self, mut rare: MutexGuard<'_, Rare>) {
         // In this order: who sees the new epoch sees that there is something to wait for.
         self.hot.map_version.store(rare.membership.version + 1, Ordering::Release);
         self.refresh_map(&mut rare.membership);
@@ -465,19 +482,42 @@ impl Shared {
     /// A drive is in an empty slot, on every core: from now on it gets all writes, and is read
     /// below the rebuild position, which is 0 now. False if the slot is not empty.
     pub fn add_member(&self, slot: usize) -> bool {
+        self.admit(slot, &[])
+    }
+
+    /// The same with a drive that was a member before, until the superblocks had that event count,
+    /// and has bad blocks of its own. It is rebuilt only where it misses something, if that is
+    /// known.
+    pub fn readd_member(&self, slot: usize, events: u64, bad_blocks: &[BadRange]) -> bool {
+        if !self.admit(slot, bad_blocks) {
+            return false;
+        }
+        let series = self.rare().recovery.series();
+        // Asked only now: whatever is written without it has its bit by now.
+        if let Some(lacks) = self.intent.missed_ranges_since(events) {
+            let mut rare = self.rare();
+            rare.recovery.member_lacks(series, lacks);
+            Self::wake_all(rare);
+        }
+        true
+    }
+
+    fn admit(&self, slot: usize, bad_blocks: &[BadRange]) -> bool {
         let mut rare = self.rare();
         let membership = &mut rare.membership;
+        let is_first = membership.map.rebuilding.is_empty();
         if membership.members.get(slot) != Some(&MemberState::Missing) {
             return false;
         }
         self.forget_drive(slot);
         membership.members[slot] = MemberState::Rebuilding;
         membership.faults[slot] = None;
-        membership.bad_blocks[slot] = BadBlocks::default();
+        membership.bad_blocks[slot] = BadBlocks::new(bad_blocks);
         membership.read_errors[slot].clear();
         membership.devices[slot] = membership.next_device;
         membership.next_device += 1;
         membership.rebuild_from = 0;
+        rare.recovery.member_came(is_first);
         self.hot.rebuild_position.store(0, Ordering::Release);
         self.map_changed(rare);
         true
@@ -496,27 +536,9 @@ impl Shared {
         true
     }
 
-    /// The member that was being rebuilt holds all that it should. All members have been flushed
-    /// since. False if it was not being rebuilt (any more).
-    pub fn member_rebuilt(&self, slot: usize) -> bool {
-        let mut rare = self.rare();
-        let membership = &mut rare.membership;
-        if membership.members.get(slot) != Some(&MemberState::Rebuilding) {
-            return false;
-        }
-        membership.members[slot] = MemberState::InSync;
-        self.map_changed(rare);
-        true
-    }
-
     /// Below this offset of the array, members that are being rebuilt hold what they should.
     pub fn rebuild_position_bytes(&self) -> u64 {
         self.hot.rebuild_position.load(Ordering::Acquire)
-    }
-
-    /// The rebuild has got on to `position_bytes`.
-    pub fn set_rebuild_position(&self, position_bytes: u64) {
-        self.hot.rebuild_position.store(position_bytes, Ordering::Release);
     }
 
     /// Whether a member is missing, failed, or being rebuilt.
@@ -629,14 +651,6 @@ impl Shared {
     pub(super) fn checkpoint_resync(&self, position_bytes: u64) {
         let mut rare = self.rare();
         rare.membership.resync_from = position_bytes;
-        self.want(rare);
-    }
-
-    /// Has it recorded that the rebuild has got to `position_bytes`. All members have been flushed
-    /// since that was so.
-    pub fn checkpoint_rebuild(&self, position_bytes: u64) {
-        let mut rare = self.rare();
-        rare.membership.rebuild_from = position_bytes;
         self.want(rare);
     }
 

@@ -21,7 +21,7 @@
 //!   [`Shared::set_hold`]), reads go on where there is something to read.
 //!
 //! **Requests run to completion.** Once polled, the futures of `read`, `write`, `write_zeroes`,
-//! `deallocate`, `flush`, `serve` (while it serves) and `resync` must not be dropped before they
+//! `deallocate`, `flush`, `serve` (while it serves) and `recover` must not be dropped before they
 //! end: what they submitted is under way in the drives, and would be overtaken or its failure
 //! missed. Dropping one all the same fails the array if it had written. A host that goes away does
 //! not stop its commands; the target lets them end and then forgets the answer.
@@ -36,10 +36,9 @@ mod flush;
 mod intent;
 mod member;
 mod membership;
-mod progress;
 mod range_lock;
 mod read;
-mod resync;
+mod recovery;
 #[cfg(test)]
 mod resync_tests;
 mod shared;
@@ -63,7 +62,7 @@ pub use intent::{
     IntentLayout, IntentPlaces, LogKind, LogLayout, LogPlace, RegionsKind, RegionsLayout,
 };
 pub use membership::{Failure, Keeper, MemberFault, MemberState, NoKeeper, Wanted};
-pub use progress::{ResyncProgress, Stall};
+pub use recovery::{CheckMode, CheckReport, Limit, Mismatch, RecoveryState, RecoveryStatus};
 pub use shared::{MemberErrors, Settings, Shared, WriteState};
 pub use slots::SlotSet;
 pub use stripe::StripeStatistics;
@@ -113,6 +112,7 @@ pub struct Array<D> {
     /// Parity levels have one.
     stripe: Option<Box<stripe::Stripe>>,
     locks: RangeLocks,
+    likeness: recovery::Likeness,
     zeros: SharedBuffer,
     block_bytes: u32,
     has_volatile_cache: bool,
@@ -183,6 +183,7 @@ impl<D: Drive> Array<D> {
             timer: Rc::new(timer::Standstill),
             stripe,
             locks: RangeLocks::new(LOCKS),
+            likeness: recovery::Likeness::new(),
             zeros: zeros.freeze(),
             block_bytes,
             has_volatile_cache,

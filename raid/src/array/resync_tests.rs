@@ -191,8 +191,8 @@ impl Mirror {
 
     /// Resyncs as far as possible without waiting for anything but time.
     fn resync(&self) {
-        let ended = self.array.resync(&self.timer).now_or_never().is_some();
-        assert_eq!(ended, self.shared.failure().is_some() || self.shared.must_resync_stop());
+        let ended = self.array.recover(&self.timer).now_or_never().is_some();
+        assert_eq!(ended, self.shared.must_resync_stop());
     }
 
     fn write(&self, offset: u64, len: usize, byte: u8) -> Result<(), ArrayError> {
@@ -220,7 +220,7 @@ fn a_resync_makes_all_copies_like_the_first() {
     assert_eq!(mirror.shared.resyncs_completed(), 1);
     assert_eq!(mirror.checkpoints.positions.lock().unwrap().last(), Some(&IN_SYNC));
     assert!(mirror.moods.iter().all(|mood| mood.flushes.get() >= 1));
-    assert_eq!(mirror.shared.resync_progress(Duration::ZERO), None);
+    assert_eq!(mirror.shared.recovery_status(Duration::ZERO), RecoveryStatus::default());
 }
 
 #[test]
@@ -328,9 +328,10 @@ fn without_space_it_waits_and_goes_on() {
     mirror.moods[1].write_error.set(Some(DriveError::NoSpace));
     let (mood, shared) = (Rc::clone(&mirror.moods[1]), Arc::clone(&mirror.shared));
     *mirror.timer.then.borrow_mut() = Some(Box::new(move |sleeps| {
-        let progress = shared.resync_progress(Duration::from_secs(99)).unwrap();
-        assert_eq!((progress.position_bytes, progress.started_at), (0, Some(Duration::ZERO)));
-        assert_eq!(progress.stall, Some(Stall::NoSpace { slot: 1 }));
+        let status = shared.recovery_status(Duration::from_secs(99));
+        assert_eq!((status.state, status.position_bytes), (RecoveryState::Resync, 0));
+        assert_eq!(status.limited_by, Some(Limit::Space { slot: 1 }));
+        assert_eq!((status.worked, status.eta), (Duration::ZERO, None));
         if sleeps == 3 {
             mood.write_error.set(None);
         }
@@ -349,8 +350,7 @@ fn without_memory_it_waits_and_goes_on() {
     let held = Cell::new(Some(held));
     let shared = Arc::clone(&mirror.shared);
     *mirror.timer.then.borrow_mut() = Some(Box::new(move |_| {
-        let progress = shared.resync_progress(Duration::ZERO).unwrap();
-        assert_eq!(progress.stall, Some(Stall::NoMemory));
+        assert_eq!(shared.recovery_status(Duration::ZERO).limited_by, Some(Limit::Memory));
         drop(held.take());
     }));
     mirror.resync();
@@ -427,7 +427,7 @@ fn a_resting_resync_stops_at_once() {
     }
     let mirror = Mirror::new(2, 0);
     mirror.shared.set_resync_rates(1, Some(1));
-    let mut resync = Box::pin(mirror.array.resync(&Never));
+    let mut resync = Box::pin(mirror.array.recover(&Never));
     assert!(resync.as_mut().now_or_never().is_none());
     let position = mirror.shared.resync_position_bytes();
     assert!(position > 0 && position < IN_SYNC);
@@ -439,7 +439,7 @@ fn a_resting_resync_stops_at_once() {
 #[test]
 fn an_idle_resync_begins_when_copies_become_unequal() {
     let mirror = Mirror::new(2, IN_SYNC);
-    let mut resync = Box::pin(mirror.array.resync(&mirror.timer));
+    let mut resync = Box::pin(mirror.array.recover(&mirror.timer));
     assert!(resync.as_mut().now_or_never().is_none());
     mirror.drives[0].write_now(1 << 20, &[1; 512]).unwrap();
     mirror.shared.require_resync(1 << 20);

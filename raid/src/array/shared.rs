@@ -33,7 +33,7 @@ use super::error::{ArrayError, WriteFailure};
 use super::flush::SharedFlush;
 use super::intent::{Intent, IntentLayout};
 use super::membership::{Keeper, MemberState, Membership};
-use super::progress::Progress;
+use super::recovery::{Control, Limits};
 use super::stripe::{StripeCounters, StripeStatistics};
 use crate::geometry::Geometry;
 use crate::mutation::mutation;
@@ -186,20 +186,14 @@ pub struct Shared {
     /// How often a drive came back whose cache may be lost.
     pub(super) lost_caches: AtomicU64,
     pub(super) read_error_limit: u32,
-    pub(super) resync_min_rate: AtomicU64,
-    pub(super) resync_max_rate: AtomicU64,
-    pub(super) checkpoint_interval: AtomicU64,
+    pub(super) limits: Limits,
     rare: Mutex<Rare>,
 }
 
 /// State that changes rarely.
 pub(super) struct Rare {
     pub(super) membership: Membership,
-    /// The lowest offset that [`Shared::require_resync`] named since the resync began its present
-    /// step.
-    pub(super) resync_required_from: u64,
-    pub(super) resync_stopped: bool,
-    pub(super) progress: Progress,
+    pub(super) recovery: Control,
     /// Everybody who waits for anything here to change.
     wakers: Vec<Waker>,
 }
@@ -252,16 +246,8 @@ impl Shared {
             reads_from_other_copies: AtomicU64::new(0),
             lost_caches: AtomicU64::new(0),
             read_error_limit: settings.read_error_limit.max(1),
-            resync_min_rate: AtomicU64::new(32 << 20),
-            resync_max_rate: AtomicU64::new(0),
-            checkpoint_interval: AtomicU64::new(1 << 30),
-            rare: Mutex::new(Rare {
-                membership,
-                resync_required_from: IN_SYNC,
-                resync_stopped: false,
-                progress: Progress::default(),
-                wakers: Vec::new(),
-            }),
+            limits: Limits::default(),
+            rare: Mutex::new(Rare { membership, recovery: Control::default(), wakers: Vec::new() }),
         })
     }
 

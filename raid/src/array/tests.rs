@@ -339,9 +339,9 @@ fn reads_of_unsynced_regions_make_them_equal() {
     }
     // Half in, half out counts as out.
     assert_eq!(rig.read((1 << 20) - 512, 1024).unwrap(), [1; 1024]);
-    let progress = rig.shared.resync_progress(std::time::Duration::ZERO).unwrap();
-    assert_eq!((progress.position_bytes, progress.total_bytes), (1 << 20, 2 << 20));
-    assert_eq!(progress.started_at, None);
+    let status = rig.shared.recovery_status(std::time::Duration::ZERO);
+    assert_eq!((status.position_bytes, status.total_bytes), (1 << 20, 2 << 20));
+    assert_eq!((status.state, status.eta), (RecoveryState::Resync, None));
 }
 
 /// Streams stay on a drive, and different streams go to different drives.

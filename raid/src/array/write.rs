@@ -27,6 +27,7 @@ use super::fan::fan_out;
 use super::intent::IntentToken;
 use super::member::MemberError;
 use super::membership::Failure;
+use super::recovery::Chore;
 use super::shared::{Shared, WriteState};
 use super::slots::SlotSet;
 use super::{Answer, Array, Done};
@@ -52,8 +53,8 @@ pub(in crate::array) enum Work {
     Zero { offset_bytes: u64, len_bytes: u64, kind: Zeroing },
     /// Read what cannot simply be read from a member; a read from the member in `failed` failed.
     Read { offset_bytes: u64, buffer: Buffer, failed: Option<usize> },
-    /// Make all copies like the first.
-    Sync { offset_bytes: u64, len_bytes: u64 },
+    /// A part of a long task.
+    Recover { chore: Chore, offset_bytes: u64, len_bytes: u64 },
 }
 
 /// How a range is made zeros.
@@ -312,8 +313,8 @@ impl<D: Drive> Array<D> {
                     Err(Unread { error, buffer }) => Answer { result: Err(error), buffer },
                 };
             }
-            Work::Sync { offset_bytes, len_bytes } => {
-                Box::pin(self.sync_shard(offset_bytes, len_bytes)).await
+            Work::Recover { chore, offset_bytes, len_bytes } => {
+                Box::pin(self.recover_shard(chore, offset_bytes, len_bytes)).await
             }
         };
         Answer { result, buffer: None }

@@ -22,7 +22,7 @@ use crate::metadata::take_over::{Common, Kept, plan_take_over};
 use crate::metadata::{Level, Timestamp};
 
 /// A drive in a slot of a running array.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Member<M> {
     slot: usize,
     medium: M,
@@ -79,7 +79,7 @@ pub struct Recorded {
 }
 
 /// An array whose drives are ours.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct ArrayHandle<M> {
     info: ArrayInfo,
     /// The drives by slot; a slot may be empty.
@@ -212,7 +212,7 @@ impl<M: Medium> ArrayHandle<M> {
             self.take_over()?;
         }
         let wanted = self.without_older_drives(wanted);
-        let said = self.to_be_said(&wanted)?;
+        let said = self.sayable(&wanted)?;
         if self.recorded.active && !wanted.active {
             self.flush(&wanted)?;
         }
@@ -246,10 +246,10 @@ impl<M: Medium> ArrayHandle<M> {
 
     /// What the superblocks may say of what is wanted, as long as what a crash has left is not
     /// repaired: "active" until the logs are replayed, and no position behind a dirty region.
-    fn to_be_said(&mut self, wanted: &Wanted) -> Result<Wanted, UpdateError> {
+    fn sayable(&mut self, wanted: &Wanted) -> Result<Wanted, UpdateError> {
         let mut said = Wanted { active: wanted.active || self.awaits_replay, ..wanted.clone() };
         if !said.active
-            && let Some(first) = self.first_dirty()?
+            && let Some(first) = self.first_dirty(&wanted.members)?
         {
             said.resync_from = said.resync_from.min(first);
         }

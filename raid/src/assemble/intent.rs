@@ -239,12 +239,15 @@ impl<M: Medium> ArrayHandle<M> {
     /// have been repaired: until then no superblock may say that everything agrees.
     ///
     /// Whoever keeps the bitmap clears the bits of such regions only when they agree.
-    pub(super) fn first_dirty(&mut self) -> Result<Option<u64>, UpdateError> {
+    pub(super) fn first_dirty(
+        &mut self,
+        wanted: &[MemberState],
+    ) -> Result<Option<u64>, UpdateError> {
         if self.dirty().is_none() {
             return Ok(None);
         }
         let now =
-            self.bitmap_now().map_err(|(slot, name, source): (usize, String, io::Error)| {
+            self.bitmap_now(wanted).map_err(|(slot, name, source): (usize, String, io::Error)| {
                 UpdateError::Read { slot, name, source }
             })?;
         let geometry = self.info().geometry;

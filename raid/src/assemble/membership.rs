@@ -130,15 +130,22 @@ impl<M: Medium> ArrayHandle<M> {
     }
 
     fn member_in_sync(&self) -> Option<&Member<M>> {
-        let in_sync = self.members.iter().filter(|member| self.is_in_sync(member.slot()));
+        self.member_in_sync_with(&self.recorded().members)
+    }
+
+    /// The newest member that is in sync, and shall be.
+    fn member_in_sync_with(&self, wanted: &[MemberState]) -> Option<&Member<M>> {
+        let stays = |slot| wanted.get(slot) == Some(&MemberState::InSync) && self.is_in_sync(slot);
+        let in_sync = self.members.iter().filter(|member| stays(member.slot()));
         in_sync.max_by_key(|member| member.superblock().events())
     }
 
     /// Reads the bitmap and the degraded-write map as they are now.
     fn read_common(&mut self) -> Result<(), UpdateError> {
         let failed = |(slot, name, source)| UpdateError::Read { slot, name, source };
-        let bitmap = self.bitmap_now().map_err(failed)?;
-        let map = self.read_map(|replica| {
+        let states = self.recorded().members.clone();
+        let bitmap = self.bitmap_now(&states).map_err(failed)?;
+        let map = self.read_map(&states, |replica| {
             replica.private.believed().and_then(|h| h.place(SectionKind::DegradedWriteMap))
         });
         let map = map.map_err(failed)?;
@@ -147,16 +154,21 @@ impl<M: Medium> ArrayHandle<M> {
         Ok(())
     }
 
-    /// The write-intent bitmap as it is on the newest member in sync.
-    pub(super) fn bitmap_now(&self) -> Result<Option<Bitmap>, (usize, String, io::Error)> {
-        self.read_map(|replica| replica.superblock.bitmap_place())
+    /// The write-intent bitmap as it is on the newest member that is in sync and shall be: one that
+    /// has failed since the superblocks were last written is not asked.
+    pub(super) fn bitmap_now(
+        &self,
+        wanted: &[MemberState],
+    ) -> Result<Option<Bitmap>, (usize, String, io::Error)> {
+        self.read_map(wanted, |replica| replica.superblock.bitmap_place())
     }
 
     fn read_map(
         &self,
+        wanted: &[MemberState],
         place: impl FnOnce(&Replica) -> Option<Range<u64>>,
     ) -> Result<Option<Bitmap>, (usize, String, io::Error)> {
-        let Some(member) = self.member_in_sync() else { return Ok(None) };
+        let Some(member) = self.member_in_sync_with(wanted) else { return Ok(None) };
         let Some(place) = place(member.replica()) else { return Ok(None) };
         let uuid = self.info().uuid;
         let bytes = read_bitmap(member.medium(), &place, uuid)

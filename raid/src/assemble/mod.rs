@@ -42,6 +42,8 @@ pub use plan::{
 #[cfg(test)]
 mod crash_tests;
 #[cfg(test)]
+mod decision_tests;
+#[cfg(test)]
 pub(crate) mod test_medium;
 #[cfg(test)]
 mod tests;

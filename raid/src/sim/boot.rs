@@ -181,7 +181,7 @@ impl Boot {
     fn start_tasks(&self, random: &mut Random) {
         let array = Rc::clone(&self.scene.arrays[0]);
         let clock = Clock(Rc::clone(&self.world));
-        self.task(async move { array.resync(&clock).await });
+        self.task(async move { array.recover(&clock).await });
         let delay = [2, 10, 5000][random.below(3) as usize];
         let rest = rest(
             Arc::clone(&self.shared),
@@ -235,15 +235,35 @@ impl Boot {
         self.faults.suspend(false);
     }
 
-    /// Where the engine says that copies agree, they do.
+    /// Where the engine says that copies agree, or parity is right, that is so.
     pub(crate) fn check_agreement(&self) {
-        let position = self.shared.resync_position_bytes();
+        self.check_where_trusted(false, "at the start");
+    }
+
+    fn check_where_trusted(&self, surviving: bool, when: &str) {
         let geometry = self.shared.geometry();
-        let end = position.min(geometry.capacity_bytes());
         let places = self.places_in_sync();
-        let images = Images { geometry, places: &places, surviving: false };
-        if let Err(broken) = images.check(0..end) {
-            panic!("below the resync position {position}, {broken}");
+        let images = Images { geometry, places: &places, surviving };
+        let array = &self.scene.arrays[0];
+        let has_parity = geometry.level().parities() > 0;
+        let step = if has_parity { geometry.row_data_bytes() } else { 64 << 10 };
+        let bad = self.shared.wanted().bad_blocks;
+        let mut at = 0;
+        while at < geometry.capacity_bytes() {
+            let range = at..(at + step).min(geometry.capacity_bytes());
+            at = range.end;
+            let is_bad = bad.iter().enumerate().any(|(slot, bad)| {
+                let here = geometry.member_range(slot, range.start, range.end - range.start);
+                let meets = |b: &BadRange| b.start_bytes < here.end && here.start < b.end_bytes;
+                bad.iter().any(meets)
+            });
+            if is_bad || !array.view(range.clone()).agrees {
+                continue;
+            }
+            if let Err(broken) = images.check(range) {
+                let position = self.shared.resync_position_bytes();
+                panic!("{when}, where it is trusted (resync position {position}), {broken}");
+            }
         }
     }
 
@@ -320,14 +340,8 @@ impl Boot {
 
     /// In a clean array copies agree, also if the power is cut now.
     fn check_clean(&self) {
-        let wanted = self.shared.wanted();
-        let geometry = self.shared.geometry();
-        let end = wanted.resync_from.min(geometry.capacity_bytes());
-        let places = self.places_in_sync();
         for surviving in [false, true] {
-            if let Err(broken) = (Images { geometry, places: &places, surviving }).check(0..end) {
-                panic!("in a clean array, {broken}");
-            }
+            self.check_where_trusted(surviving, "in a clean array");
         }
     }
 

@@ -146,7 +146,7 @@ impl Disk {
     /// the requests of this one.) A drive whose flush failed has recovered when the next process comes:
     /// nobody tells that one of the failure.
     pub(crate) fn lose_process(&mut self, mut keeps: impl FnMut() -> bool) {
-        self.late = 0;
+        (self.late, self.hung_until) = (0, 0);
         let ids: Vec<u64> = self.under_way.iter().map(|write| write.id).collect();
         for id in ids {
             if keeps() {

@@ -1,15 +1,13 @@
-//! A core's handle on a simulated drive, and the same drive as assembly sees it.
+//! A core's handle on a simulated drive.
 
-use std::cell::{Cell, RefCell};
-use std::io;
+use std::cell::RefCell;
 use std::rc::Rc;
 
 use super::disk::{Disk, NEVER};
 use super::faults::{Fault, Faults, Kind};
 use super::image::SECTOR_BYTES;
-use super::world::{Random, World};
+use super::world::World;
 use crate::buffer::{Buffer, SharedBuffer};
-use crate::device::Medium;
 use crate::drive::{Drive, DriveError, ReadFailure};
 
 /// After this time without an answer an operation counts as timed out.
@@ -271,123 +269,5 @@ impl Drive for SimDrive {
 
     fn late_operations(&self) -> usize {
         self.disk.borrow().late
-    }
-}
-
-/// The end of the power, after so many operations of assembly or creation.
-pub(crate) struct Fuse {
-    left: Cell<Option<u64>>,
-    random: RefCell<Random>,
-    is_blown: Cell<bool>,
-}
-
-impl Fuse {
-    pub(crate) fn new(left: Option<u64>, seed: u64) -> Rc<Self> {
-        let random = RefCell::new(Random::new(seed));
-        Rc::new(Self { left: Cell::new(left), random, is_blown: Cell::new(false) })
-    }
-
-    /// Whether the power has failed.
-    pub(crate) fn is_blown(&self) -> bool {
-        self.is_blown.get()
-    }
-
-    /// Counts an operation: true if the power fails in it.
-    fn burn(&self) -> bool {
-        match self.left.get() {
-            Some(0) => {
-                self.is_blown.set(true);
-                true
-            }
-            Some(left) => {
-                self.left.set(Some(left - 1));
-                false
-            }
-            None => false,
-        }
-    }
-}
-
-/// The same drive as assembly sees it: synchronous.
-#[derive(Clone)]
-pub(crate) struct SimMedium {
-    pub(crate) disk: Rc<RefCell<Disk>>,
-    pub(crate) fuse: Rc<Fuse>,
-}
-
-impl SimMedium {
-    fn check(&self) -> io::Result<()> {
-        if self.fuse.is_blown() || self.disk.borrow().is_gone {
-            return Err(io::Error::from_raw_os_error(19));
-        }
-        Ok(())
-    }
-}
-
-impl Medium for SimMedium {
-    fn name(&self) -> String {
-        format!("drive-{}", self.disk.borrow().name)
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.disk.borrow().model.size_bytes as u64
-    }
-
-    fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.check()?;
-        let disk = self.disk.borrow();
-        if offset_bytes + buf.len() as u64 > disk.model.size_bytes as u64 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        if !disk.is_readable(offset_bytes, buf.len()) {
-            return Err(io::Error::from_raw_os_error(5));
-        }
-        disk.visible().read(offset_bytes as usize, buf);
-        Ok(())
-    }
-
-    fn write_durable(&self, offset_bytes: u64, data: &[u8]) -> io::Result<()> {
-        self.check()?;
-        let fails = self.fuse.burn();
-        let mut disk = self.disk.borrow_mut();
-        assert!(offset_bytes + data.len() as u64 <= disk.model.size_bytes as u64);
-        let block = disk.model.block_bytes;
-        assert!(
-            offset_bytes.is_multiple_of(block as u64) && data.len().is_multiple_of(block),
-            "whole blocks"
-        );
-        if !fails {
-            disk.write_now(offset_bytes, data);
-            return Ok(());
-        }
-        for (index, sector) in data.chunks(SECTOR_BYTES).enumerate() {
-            if self.fuse.random.borrow_mut().below(2) == 0 {
-                disk.write_now(offset_bytes + (index * SECTOR_BYTES) as u64, sector);
-            }
-        }
-        Err(io::Error::from_raw_os_error(19))
-    }
-
-    fn flush(&self) -> io::Result<()> {
-        self.check()?;
-        if self.fuse.burn() {
-            return Err(io::Error::from_raw_os_error(19));
-        }
-        let mut disk = self.disk.borrow_mut();
-        let began = disk.tick();
-        disk.flush(began, true);
-        Ok(())
-    }
-
-    fn zero_cheaply(&self, offset_bytes: u64, len_bytes: u64) -> io::Result<bool> {
-        self.check()?;
-        if !self.disk.borrow().model.can_zero {
-            return Ok(false);
-        }
-        if self.fuse.burn() {
-            return Err(io::Error::from_raw_os_error(19));
-        }
-        self.disk.borrow_mut().zero(offset_bytes, len_bytes);
-        Ok(true)
     }
 }

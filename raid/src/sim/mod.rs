@@ -5,7 +5,7 @@
 //! * `value`, `model`: what each sector of the array may contain;
 //! * `ground`: what was really done to the members, by which errors are judged;
 //! * `shape`, `life`, `boot`: an array and its boots, power cuts, deaths, clean stops;
-//! * `keeper`, `paper`: what the control plane does;
+//! * `medium`, `keeper`, `control`: what the control plane does;
 //! * `client`: hosts, whose every answer is judged;
 //! * `check`: copies and parity, by plain arithmetic;
 //! * `runner`, `tests`, `mutations`: many lives, and faults in the engine that must be noticed.
@@ -18,6 +18,7 @@
 mod boot;
 mod check;
 mod client;
+mod control;
 mod disk;
 mod drive;
 mod faults;
@@ -25,9 +26,9 @@ mod ground;
 mod image;
 mod keeper;
 mod life;
+mod medium;
 mod model;
 pub(crate) mod mutations;
-mod paper;
 mod runner;
 mod shape;
 mod tests;

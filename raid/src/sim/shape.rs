@@ -6,6 +6,7 @@ use super::disk;
 use super::image::SECTOR_BYTES;
 use super::world::Random;
 use crate::geometry::{Geometry, Level};
+use crate::metadata::Consistency;
 
 /// What a seed decides about an array before it is made.
 #[derive(Clone, Debug)]
@@ -18,6 +19,8 @@ pub(crate) struct Shape {
     pub(crate) cores: usize,
     /// Read errors at which a member is failed.
     pub(crate) read_error_limit: u32,
+    /// How it is made consistent after a crash.
+    pub(crate) consistency: Consistency,
     /// What each drive is.
     pub(crate) drives: Vec<disk::Model>,
 }
@@ -43,7 +46,16 @@ impl Shape {
             Level::Raid10 => members as u64 / 2,
             _ => (members - level.parities()) as u64,
         };
-        let component_bytes = (capacity / width.max(1) + u64::from(chunk_bytes)) & !4095;
+        let unit = u64::from(chunk_bytes).max(4096);
+        let component_bytes = (capacity / width.max(1)).next_multiple_of(unit);
+        let policies: &[Consistency] = match level {
+            Level::Raid0 => &[Consistency::None],
+            Level::Raid1 | Level::Raid10 => &[Consistency::Bitmap, Consistency::Resync],
+            Level::Raid5 | Level::Raid6 => {
+                &[Consistency::Ppl, Consistency::Ppl, Consistency::Bitmap, Consistency::Resync]
+            }
+        };
+        let consistency = policies[random.below(policies.len() as u64) as usize];
         // All without a cache, all with, or mixed.
         let cache_of = [0, 100, 50][random.below(3) as usize];
         let zero_of = [0, 100, 75][random.below(3) as usize];
@@ -54,6 +66,7 @@ impl Shape {
             members,
             chunk_bytes,
             component_bytes,
+            consistency,
             drives: drives.collect(),
             cores: 1 + random.below(3) as usize,
             read_error_limit: [20, 3][random.below(2) as usize],

@@ -164,7 +164,6 @@ async fn watch(server: &Server, mut signals: Signals) -> Reason {
 /// Notices what changes about the arrays, and says it once.
 #[derive(Default)]
 struct Watcher {
-    failed: HashSet<String>,
     resyncing: HashSet<String>,
     /// Writes that found no space below a member, by array, when it was last said.
     no_space: HashMap<String, u64>,
@@ -192,16 +191,6 @@ impl Watcher {
         self.looks += 1;
         for (name, array) in server.arrays() {
             self.look_for_space(name, array);
-            if let Some(failure) = array.failure()
-                && self.failed.insert(name.to_owned())
-            {
-                tracing::error!(
-                    array = name,
-                    "the array has failed and takes no more writes: {failure}. See the kernel's \
-                     log (dmesg) for the drive"
-                );
-                server.report_health();
-            }
             if array.is_in_sync() {
                 if self.resyncing.remove(name) {
                     tracing::info!(array = name, "resync done: all copies are equal");

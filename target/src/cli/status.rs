@@ -56,10 +56,30 @@ impl StatusCommand {
         Failure::by_state(severity)
     }
 
+    /// What the drives tell.
     fn without_daemon(self) -> Result<(), Failure> {
-        Err(Failure::Refused(
-            "no daemon runs; `raidfabric array examine` tells what the drives hold".into(),
-        ))
+        let mut examination = examination::of(&inspect::look_at_all(&[]));
+        if let Some(name) = &self.array {
+            let is_it = |array: &ExaminedArray| {
+                let short = array.name.split_once(':').map_or(&*array.name, |(_, short)| short);
+                array.name == *name || short == name
+            };
+            examination.arrays.retain(is_it);
+        }
+        if examination.arrays.is_empty() {
+            let which =
+                self.array.map_or_else(|| "an array".into(), |name| format!("array {name}"));
+            return Err(Failure::Refused(format!(
+                "no daemon runs (none has its control socket at the usual place; --socket names \
+                 another), and no local drive belongs to {which}"
+            )));
+        }
+        let severity = examination.severity();
+        self.output.print(&examination, |examination| {
+            let told = array::examined(examination);
+            format!("no daemon runs; this is what the drives tell:\n\n{told}")
+        })?;
+        Failure::by_state(severity)
     }
 }
 
@@ -352,6 +372,7 @@ mod tests {
             slot: Some(2),
             position_bytes: 1_360_000_000_000,
             end_bytes: 3_617_000_000_000,
+            left_bytes: 2_257_000_000_000,
             bytes_per_second: Some(851_443_712),
             seconds_left: Some(2600),
             limited_by: Some("foreground latency".into()),
@@ -447,6 +468,7 @@ subsystem nqn.2026-11.io.raidfabric:fast
             mismatch_bytes: Some(4096),
             position_bytes: 0,
             end_bytes: 64 << 20,
+            left_bytes: 64 << 20,
         };
         assert_eq!(
             task_line(&task),
@@ -505,6 +527,7 @@ subsystem nqn.2026-11.io.raidfabric:fast
                 "slot": 2,
                 "position_bytes": 1_360_000_000_000_u64,
                 "end_bytes": 3_617_000_000_000_u64,
+                "left_bytes": 2_257_000_000_000_u64,
                 "bytes_per_second": 851_443_712,
                 "seconds_left": 2600,
                 "limited_by": "foreground latency",
@@ -518,6 +541,7 @@ subsystem nqn.2026-11.io.raidfabric:fast
                 "is_ready": false,
                 "why": "not blank: an XFS file system (at byte 0)",
             }],
+            "last_check": null,
         });
         assert_eq!(*array, expected);
         let member = serde_json::json!({

@@ -12,10 +12,10 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use raidfabric_raid::array::{BadRange, MemberState};
+use raidfabric_raid::array::{BadRange, IntentLayout, MemberState, Wanted};
 use raidfabric_raid::assemble::{
-    self, ArrayHandle, ArrayInfo, AssemblyPlan, CreateError, Decision, Examined, Expected,
-    NewArray, examine, find_members,
+    self, AddError, ArrayHandle, ArrayInfo, AssemblyPlan, CreateError, Decision, Description,
+    Examined, Expected, NewArray, NotMember, ReplayFailure, examine, find_members,
 };
 use raidfabric_raid::device::{
     DeviceError, Identity, Intent, OpenDevice, Patience, advice, open, open_patiently,
@@ -166,6 +166,24 @@ pub enum ArrayStartError {
         /// What is not there.
         absent: String,
     },
+    /// What was being written could not be made good.
+    #[error("array {array}: {source}")]
+    Replay {
+        /// The array.
+        array: String,
+        /// What is wrong.
+        source: Box<ReplayFailure>,
+    },
+    /// A drive could not be made a spare.
+    #[error("array {array}: {drive}: {source}")]
+    Add {
+        /// The array.
+        array: String,
+        /// The drive.
+        drive: String,
+        /// What is wrong.
+        source: AddError,
+    },
     /// The state directory.
     #[error(transparent)]
     State(#[from] StateError),
@@ -183,6 +201,7 @@ pub enum ArrayStartError {
 pub struct Prospect {
     name: String,
     kind: Kind,
+    accepted: Accepted,
 }
 
 enum Kind {
@@ -215,6 +234,10 @@ pub struct OpenArray {
     pub bad_blocks: Vec<Vec<BadRange>>,
     /// Whether it has just been created.
     pub created: bool,
+    /// Whether its redundancy has never been whole.
+    pub is_building: bool,
+    /// Where its write intent is.
+    pub intent: IntentLayout,
     /// Its superblocks; `None` in memory.
     pub handle: Option<Handle>,
     memory: Vec<MemoryDrive>,
@@ -428,13 +451,14 @@ impl Prospect {
             Drives::Memory(sizes) => {
                 let geometry = memory_geometry(array, sizes)?;
                 let drives = sizes.iter().map(|&size| MemoryDrive::new(size)).collect();
-                return Ok(Self { name, kind: Kind::Memory(geometry, drives) });
+                let kind = Kind::Memory(geometry, drives);
+                return Ok(Self { name, kind, accepted: Accepted::default() });
             }
             Drives::Paths(listed) => listed,
         };
         let open = |paths: &[PathBuf]| own_drives(&name, paths, PREDECESSOR_PATIENCE);
         let survey = Survey::new(array, listed, homehost, state, accepted, open)?;
-        Ok(Self { name, kind: Kind::Drives(survey) })
+        Ok(Self { name, kind: Kind::Drives(survey), accepted: accepted.clone() })
     }
 
     /// The array's name.
@@ -457,6 +481,64 @@ impl Prospect {
         Ok(engine_geometry(&self.name, &on_disk)?.capacity_bytes())
     }
 
+    /// Drives that went another way than the winner that an operator has named, and whose history is
+    /// given up for it.
+    pub fn losers(&self) -> Vec<Description> {
+        let Kind::Drives(Survey { media, examined, decision: Decision::Assemble(plan) }) =
+            &self.kind
+        else {
+            return Vec::new();
+        };
+        let lost = plan.left_over.iter().filter(|left| left.reason == NotMember::Diverged);
+        let describe = |left: &assemble::LeftOver| {
+            let medium = media.get(left.drive)?;
+            Some(Description {
+                identity: medium.identity().clone(),
+                size_bytes: raidfabric_raid::device::Medium::size_bytes(medium),
+                contents: examined.get(left.drive)?.contents.clone(),
+            })
+        };
+        lost.filter_map(describe).collect()
+    }
+
+    /// Writes down what an operator has decided, so that the array starts by itself from now on.
+    ///
+    /// # Errors
+    /// [`ArrayStartError`]; it says what has been written.
+    pub fn decide(self, state: Option<&StateDirectory>) -> Result<OpenArray, ArrayStartError> {
+        let losers: Vec<PathBuf> = self.losers().into_iter().map(|one| one.identity.path).collect();
+        let is_dirty = self.plan().is_some_and(|plan| plan.dirty.is_some());
+        let array = self.take(state)?;
+        let Some(handle) = &array.handle else { return Ok(array) };
+        let name = &array.name;
+        let failed = |source: CreateError| ArrayStartError::Drives {
+            array: name.clone(),
+            source: Box::new(source),
+        };
+        let mut handle = handle.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        // What the bitmap has to be believed for is only looked up in an array that was active.
+        let wanted = Wanted { active: is_dirty, ..handle.recorded().clone() };
+        let recorded = handle.record(&wanted).map_err(|error| failed(error.into()))?;
+        // A loser becomes a spare: it has no history any more that could be taken for the array's.
+        for medium in own_drives(name, &losers, Duration::ZERO)? {
+            let examined = examine(&medium).map_err(|error| failed(error.into()))?;
+            let free = |slot: &usize| handle.member(*slot).is_none();
+            let Some(slot) = (0..array.geometry.members()).find(free) else { break };
+            let drive = medium.identity().to_string();
+            handle.add(slot, medium, &examined, true).map_err(|source| ArrayStartError::Add {
+                array: name.clone(),
+                drive,
+                source,
+            })?;
+        }
+        drop(handle);
+        if let Some(state) = state {
+            let record = Record::new(array.uuid, array.member_names(), Some(recorded.events));
+            state.remember(name, &record)?;
+        }
+        Ok(array)
+    }
+
     /// The blocks of each drive, with its name.
     pub fn drive_blocks(&self) -> Vec<(String, u32)> {
         match &self.kind {
@@ -474,7 +556,7 @@ impl Prospect {
     /// # Errors
     /// [`ArrayStartError`]; it says what has been written.
     pub fn take(self, state: Option<&StateDirectory>) -> Result<OpenArray, ArrayStartError> {
-        let Self { name, kind } = self;
+        let Self { name, kind, accepted } = self;
         let Survey { media, examined, decision } = match kind {
             Kind::Memory(geometry, memory) => return Ok(memory_array(name, geometry, memory)),
             Kind::Drives(survey) => survey,
@@ -484,11 +566,11 @@ impl Prospect {
         match decision {
             Decision::Create(plan) => {
                 let handle = assemble::create(&plan, media).map_err(failed)?;
-                settle(from_handle(name, handle, true)?, state)
+                settle(from_handle(name, handle, true, &accepted)?, state)
             }
             Decision::Assemble(plan) => {
                 let handle = put_together(&name, &plan, &examined, media).map_err(failed)?;
-                settle(from_handle(name, handle, false)?, state)
+                settle(from_handle(name, handle, false, &accepted)?, state)
             }
         }
     }
@@ -547,12 +629,18 @@ fn put_together(
 
 /// Remembers an array that is ours, and advises on what could take it away at the next boot.
 pub(super) fn settle(
-    array: OpenArray,
+    mut array: OpenArray,
     state: Option<&StateDirectory>,
 ) -> Result<OpenArray, ArrayStartError> {
     if let Some(state) = state {
         let events = array.events().map(|events| remembered_events(state, &array, events));
-        let record = Record::new(array.uuid, array.member_names(), events);
+        let known = state.record(&array.name)?.filter(|known| known.uuid == array.uuid);
+        let was_building = array.created || known.is_some_and(|known| known.is_building);
+        array.is_building = was_building && array.resync_position_bytes != u64::MAX;
+        let record = Record {
+            is_building: array.is_building,
+            ..Record::new(array.uuid, array.member_names(), events)
+        };
         state.remember(&array.name, &record)?;
     }
     if let Some(advice) = advice::assembly_advice(array.uuid) {
@@ -606,10 +694,12 @@ fn engine_geometry(
 
 pub(super) fn from_handle(
     name: String,
-    handle: ArrayHandle<OpenDevice>,
+    mut handle: ArrayHandle<OpenDevice>,
     created: bool,
+    accepted: &Accepted,
 ) -> Result<OpenArray, ArrayStartError> {
     let geometry = engine_geometry(&name, &handle.info().geometry)?;
+    let intent = ready_intent(&name, &mut handle, accepted)?;
     let recorded = handle.recorded();
     let offset = |slot| handle.member(slot).map_or(0, assemble::Member::data_offset_bytes);
     Ok(OpenArray {
@@ -627,11 +717,47 @@ pub(super) fn from_handle(
         rebuild_from_bytes: recorded.rebuild_from,
         bad_blocks: recorded.bad_blocks.clone(),
         created,
+        is_building: false,
+        intent,
         time_limits: (0..geometry.members()).map(|_| TimeLimit::default()).collect(),
         handle: Some(Arc::new(Mutex::new(handle))),
         memory: Vec::new(),
         name,
     })
+}
+
+/// Has what was being written when the array stopped made good by its logs, and finds the write
+/// intent.
+fn ready_intent(
+    name: &str,
+    handle: &mut ArrayHandle<OpenDevice>,
+    accepted: &Accepted,
+) -> Result<IntentLayout, ArrayStartError> {
+    let blocks = handle.members().iter().map(|member| member.medium().logical_block_bytes());
+    let block_bytes = blocks.max().unwrap_or(512);
+    let failed = |source: ReplayFailure| ArrayStartError::Replay {
+        array: name.to_owned(),
+        source: Box::new(source),
+    };
+    let replayed = handle.replay(block_bytes, accepted.force).map_err(failed)?;
+    if replayed.parts > 0 {
+        tracing::warn!(
+            array = name,
+            writes = replayed.parts,
+            bad_bytes = replayed.bad_bytes,
+            "not stopped cleanly: parity was made good where it was being written"
+        );
+    }
+    if replayed.bad_bytes > 0 {
+        tracing::error!(
+            array = name,
+            "blocks of a missing member were being written together with others: {} cannot be read \
+             until they are written again",
+            crate::config::format_bytes(replayed.bad_bytes)
+        );
+    }
+    let layout = handle.intent_layout(replayed.next_generation);
+    layout.map_err(|error| failed(error.into()))
 }
 
 fn memory_geometry(array: &Array, sizes: &[u64]) -> Result<Geometry, ArrayStartError> {
@@ -660,6 +786,8 @@ fn memory_array(name: String, geometry: Geometry, memory: Vec<MemoryDrive>) -> O
         rebuild_from_bytes: None,
         bad_blocks: vec![Vec::new(); memory.len()],
         created: true,
+        is_building: false,
+        intent: IntentLayout::NONE,
         time_limits: Vec::new(),
         handle: None,
         memory,

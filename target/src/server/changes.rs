@@ -11,13 +11,13 @@
 //! does not come back before every such request has ended, or it would get old data over new.
 
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use raidfabric_raid::array::{Array, ArrayError, MemberFault, MemberState};
+use raidfabric_raid::array::{Array, ArrayError, BadRange, IntentPlaces, MemberFault, MemberState};
 use raidfabric_raid::assemble::{AddError, Examined, examine};
 use raidfabric_raid::device::{DeviceError, Holder, Intent, OpenDevice, Patience, open_patiently};
-use raidfabric_raid::metadata::bitmap::RegionMap;
 use raidfabric_raid::metadata::superblock::Role;
 
 use super::arrays::{Handle, member_plan};
@@ -73,6 +73,11 @@ impl Newcomer {
             Role::Active(slot) if is_ours => Some(usize::from(slot)),
             _ => None,
         }
+    }
+
+    /// Whether it is, or was, a member of this array.
+    fn is_of(&self, array: &ServedArray) -> bool {
+        self.examined.superblock().is_some_and(|one| one.array_uuid() == array.uuid())
     }
 
     /// What it is called.
@@ -245,14 +250,36 @@ impl ServedArray {
         Ok(Done::new(format!("array {} is stopped, and marked clean", self.name())))
     }
 
-    /// Compares everything.
-    pub(super) fn check(&self, _repair: bool) -> Result<Done, Refusal> {
-        Err(Refusal::conflict("this version cannot check an array"))
+    /// Compares everything, and with `repair` makes equal what differs.
+    pub(super) fn check(&self, repair: bool) -> Result<Done, Refusal> {
+        let name = self.name();
+        let word = if repair { "repair" } else { "check" };
+        if self.shared.geometry().tolerance() == 0 {
+            return Err(Refusal::conflict(format!(
+                "array {name} has no redundancy, so that there is nothing to compare"
+            )));
+        }
+        if !self.shared.start_check(repair) {
+            return Err(Refusal::conflict(format!(
+                "array {name} is being checked already; raidfabric status {name} tells how far it is"
+            )));
+        }
+        let how = match (repair, self.shared.geometry().parities()) {
+            (false, _) => "nothing is changed, but what cannot be read is written anew",
+            (true, 0) => "where copies differ the one on the lowest slot is taken",
+            (true, 1) => "where parity does not fit it is computed from the data",
+            (true, _) => "a single wrong block of a stripe is found out and corrected",
+        };
+        Ok(Done::new(format!("the {word} of array {name} has begun: {how}"))
+            .next(format!("raidfabric wait {name} --for idle")))
     }
 
     /// Ends a check.
     pub(super) fn cancel(&self) -> Result<Done, Refusal> {
-        Err(Refusal::conflict(format!("array {} is not being checked", self.name())))
+        match self.shared.stop_check() {
+            true => Ok(Done::new(format!("the check of array {} ends", self.name()))),
+            false => Err(Refusal::conflict(format!("array {} is not being checked", self.name()))),
+        }
     }
 
     /// If the drive is a failed member that we still have, lets go of it first.
@@ -270,14 +297,7 @@ impl ServedArray {
         let Some(held) = slots.into_iter().find(is_it) else { return Ok(()) };
         match self.state_of(held) {
             MemberState::Failed if slot.is_none_or(|slot| slot == held) => {
-                let late = self.vacate(cores, held).await?;
-                if late > 0 {
-                    return Err(Refusal::conflict(format!(
-                        "{}: {late} requests to it have not ended, and could overwrite newer data \
-                         later; wait, or pull the drive and put it back",
-                        drive.display()
-                    )));
-                }
+                self.vacate(cores, held).await?;
                 Ok(())
             }
             MemberState::InSync | MemberState::Rebuilding => Err(Refusal::conflict(format!(
@@ -332,6 +352,14 @@ impl ServedArray {
                 "the array has failed: there is nothing that a new drive could be filled from",
             ));
         }
+        let late = self.owed_operations();
+        if late > 0 && newcomer.is_of(self) {
+            return Err(Refusal::conflict(format!(
+                "{}: {late} requests to a former member have not ended, and if it is this one they \
+                 could overwrite newer data later; wait, or pull the drive and put it back",
+                newcomer.name()
+            )));
+        }
         let slot = self.place_for(&newcomer, wanted)?;
         if self.state_of(slot) == MemberState::Failed {
             self.vacate(cores, slot).await?;
@@ -345,19 +373,21 @@ impl ServedArray {
             return Err(refusal);
         }
         self.learn_label(slot, prepared.label.clone());
-        if !self.begin_rebuild(slot, prepared.misses.as_ref()) {
+        if !self.begin_rebuild(slot, prepared.returning.as_ref()) {
             self.take_back(cores, slot).await;
             return Err(Refusal::conflict(format!("slot {slot} is not empty any more")));
         }
         self.until_recorded().await?;
-        let misses_bytes = prepared.misses.map(|map| map.len().saturating_mul(map.region_bytes()));
+        let misses_bytes = prepared.returning.map(|returning| returning.misses_bytes);
         Ok(Added { slot, misses_bytes })
     }
 
-    /// Tells the array that a slot has a drive, which lacks these regions, or everything. False if
-    /// the slot is not empty any more.
-    fn begin_rebuild(&self, slot: usize, _misses: Option<&RegionMap>) -> bool {
-        self.shared.add_member(slot)
+    /// Tells the array that a slot has a drive. False if the slot is not empty any more.
+    fn begin_rebuild(&self, slot: usize, returning: Option<&Returning>) -> bool {
+        match returning {
+            None => self.shared.add_member(slot),
+            Some(known) => self.shared.readd_member(slot, known.events, &known.bad_blocks),
+        }
     }
 
     /// Gives each core a handle on a slot's new drive.
@@ -390,7 +420,17 @@ impl ServedArray {
             answer
                 .map_err(|error| Refusal::conflict(format!("the drive does not fit: {error}")))?;
         }
-        Ok(())
+        let places = prepared.places;
+        let admit = move |array: Rc<Array<MemberDrive>>| async move {
+            array.admit_drive(slot, places).await
+        };
+        match cores.first(self.index, admit).await {
+            Some(Ok(())) => Ok(()),
+            Some(Err(error)) => Err(Refusal::failed(format!(
+                "what the drive must hold of the write intent could not be written to it: {error}"
+            ))),
+            None => Err(Refusal::failed("the daemon is stopping")),
+        }
     }
 
     /// Undoes what was done for a drive that did not become a member.
@@ -419,8 +459,18 @@ pub(super) struct Added {
 struct Prepared {
     label: Label,
     data_offset_bytes: u64,
-    /// The regions that it misses; everything if that is not known.
-    misses: Option<RegionMap>,
+    /// Where the write intent is on it.
+    places: IntentPlaces,
+    /// What is known of it, if it was this slot's member and what it misses is known.
+    returning: Option<Returning>,
+}
+
+/// A former member of which it is known what it misses.
+struct Returning {
+    /// The event count that its superblock had.
+    events: u64,
+    bad_blocks: Vec<BadRange>,
+    misses_bytes: u64,
 }
 
 /// Writes a superblock to a newcomer that makes it a spare. Blocking.
@@ -433,7 +483,16 @@ fn prepare(
     let Newcomer { medium, examined } = newcomer;
     let identity = medium.identity().clone();
     let mut handle = handle.lock().unwrap_or_else(PoisonError::into_inner);
+    let component_bytes = handle.info().geometry.component_bytes;
     let misses = handle.missed_by(slot, &examined).map_err(Refusal::failed)?;
+    let returning = misses.zip(examined.superblock()).map(|(misses, superblock)| Returning {
+        events: superblock.events(),
+        bad_blocks: match &examined.bad_blocks {
+            Some(Ok(log)) => log.ranges(superblock.data_offset_bytes(), component_bytes),
+            _ => Vec::new(),
+        },
+        misses_bytes: misses.len().saturating_mul(misses.region_bytes()),
+    });
     handle.add(slot, medium, &examined, false).map_err(|error| match error {
         AddError::NotBlank { .. } | AddError::TooSmall { .. } | AddError::SlotTaken(_) => {
             Refusal::conflict(error)
@@ -442,7 +501,8 @@ fn prepare(
     })?;
     let data_offset_bytes = handle.member(slot).map_or(0, |member| member.data_offset_bytes());
     let label = Label { identity, limit: TimeLimit { timeout, ..TimeLimit::default() } };
-    Ok(Prepared { label, data_offset_bytes, misses })
+    let places = handle.intent_places(slot);
+    Ok(Prepared { label, data_offset_bytes, places, returning })
 }
 
 /// Does what blocks where that does not matter.

@@ -1,5 +1,6 @@
 //! Asking the data cores to do something with their part of an array, and waiting for all of them.
 
+use std::rc::Rc;
 use std::sync::Arc;
 
 use raidfabric_raid::array::Array;
@@ -7,6 +8,7 @@ use tokio::sync::oneshot;
 
 use super::listen::Door;
 use crate::core::{CoreMessage, OnArray};
+use crate::runtime;
 use crate::volume::MemberDrive;
 
 /// The data cores.
@@ -48,5 +50,24 @@ impl Cores {
             answers.extend(answered.await.ok());
         }
         answers
+    }
+
+    /// Has the first core do something that takes a while with its part of an array. None if the
+    /// core has ended.
+    pub(super) async fn first<T, W, F>(&self, array: usize, work: W) -> Option<T>
+    where
+        T: Send + 'static,
+        W: FnOnce(Rc<Array<MemberDrive>>) -> F + Send + 'static,
+        F: Future<Output = T> + 'static,
+    {
+        let (answer, answered) = oneshot::channel();
+        let act = OnArray::new(move |array: &Rc<Array<MemberDrive>>| {
+            let array = Rc::clone(array);
+            runtime::spawn(async move {
+                let _ = answer.send(work(array).await);
+            });
+        });
+        self.doors.first()?.inbox.send(CoreMessage::OnArray { array, act }).ok()?;
+        answered.await.ok()
     }
 }

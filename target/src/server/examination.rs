@@ -3,6 +3,8 @@
 //! Drives are grouped by the UUID in their superblocks. What each group is together the engine's own
 //! decision says, so that what is told here is what a start would find.
 
+use std::path::PathBuf;
+
 use raidfabric_raid::array::MemberState;
 use raidfabric_raid::assemble::{AssembleError, AssemblyPlan, Examined, Expected, plan_assemble};
 use raidfabric_raid::metadata::superblock::{Role, Superblock};
@@ -11,6 +13,7 @@ use uuid::Uuid;
 
 use super::inspect::{Look, level_word};
 use super::report::examination::{Examination, ExaminedArray, ExaminedDrive, Outlook};
+use super::state::Record;
 
 /// A member of an array: the look at it, and its superblock.
 struct Member<'a> {
@@ -21,13 +24,46 @@ struct Member<'a> {
 
 /// The arrays that drives belong to, in the order of their names.
 pub fn of(looks: &[Look]) -> Examination {
+    all(looks, |_| true, &Expected::default())
+}
+
+/// The arrays that a configured one may mean: the one with its UUID, if that is known, and else
+/// those that its listed drives belong to. `record`: what is remembered of it.
+pub fn of_array(
+    looks: &[Look],
+    uuid: Option<Uuid>,
+    listed: &[PathBuf],
+    record: Option<&Record>,
+) -> Examination {
+    let expected = Expected {
+        known_events: record.and_then(|record| record.events),
+        last_known: record
+            .iter()
+            .flat_map(|record| (0..).zip(record.members.iter().cloned()))
+            .filter(|(_, name)| !name.is_empty())
+            .collect(),
+        ..Expected::default()
+    };
+    let is_listed = |look: &Look| {
+        listed.iter().any(|path| path.to_str().is_some_and(|path| look.is_named(path)))
+    };
+    let meant = |member: &Member<'_>| match uuid {
+        Some(uuid) => member.superblock.array_uuid() == uuid,
+        None => is_listed(member.look),
+    };
+    all(looks, meant, &expected)
+}
+
+fn all(looks: &[Look], meant: impl Fn(&Member<'_>) -> bool, expected: &Expected) -> Examination {
     let mut uuids: Vec<Uuid> = Vec::new();
-    for uuid in looks.iter().filter_map(member).map(|member| member.superblock.array_uuid()) {
+    for member in looks.iter().filter_map(member).filter(|member| meant(member)) {
+        let uuid = member.superblock.array_uuid();
         if !uuids.contains(&uuid) {
             uuids.push(uuid);
         }
     }
-    let mut arrays: Vec<_> = uuids.iter().filter_map(|uuid| array(*uuid, looks)).collect();
+    let mut arrays: Vec<_> =
+        uuids.iter().filter_map(|uuid| array(*uuid, looks, expected)).collect();
     arrays.sort_by(|one, other| (&one.name, one.uuid).cmp(&(&other.name, other.uuid)));
     Examination::new(arrays)
 }
@@ -37,12 +73,12 @@ fn member(look: &Look) -> Option<Member<'_>> {
     Some(Member { look, examined, superblock: examined.superblock()? })
 }
 
-fn array(uuid: Uuid, looks: &[Look]) -> Option<ExaminedArray> {
+fn array(uuid: Uuid, looks: &[Look], expected: &Expected) -> Option<ExaminedArray> {
     let of_it = looks.iter().filter_map(member);
     let members: Vec<_> = of_it.filter(|one| one.superblock.array_uuid() == uuid).collect();
     let examined: Vec<Examined> = members.iter().map(|one| one.examined.clone()).collect();
     let newest = members.iter().max_by_key(|one| one.superblock.events())?.superblock;
-    let plan = plan_assemble(&examined, &Expected::default());
+    let plan = plan_assemble(&examined, expected);
     let shape = newest.geometry().ok();
     let mut drives: Vec<_> = members
         .iter()

@@ -96,7 +96,6 @@ impl<M: Medium> Recorder<M> {
             }
         };
         let names: Vec<_> = handle.members().iter().map(|member| member.medium().name()).collect();
-        drop(handle);
         self.owes_note.fetch_or(recorded.lost_member, Ordering::Relaxed);
         if self.owes_note.load(Ordering::Relaxed)
             && let Err(error) = self.note(recorded.events, names)
@@ -106,6 +105,7 @@ impl<M: Medium> Recorder<M> {
         }
         self.owes_note.store(false, Ordering::Relaxed);
         self.tell(&wanted);
+        self.shared.recorded_events(&wanted, recorded.events);
         self.shared.recorded(wanted.version);
         Turn::Again
     }
@@ -113,10 +113,10 @@ impl<M: Medium> Recorder<M> {
     /// Notes the events of an array that has lost a member.
     fn note(&self, events: u64, names: Vec<String>) -> Result<(), StateError> {
         let Some(state) = &self.state else { return Ok(()) };
-        let Err(error) = state.remember(&self.name, &Record::new(self.uuid, names, Some(events)))
-        else {
-            return Ok(());
-        };
+        let known = state.record(&self.name).ok().flatten();
+        let is_building = known.is_some_and(|known| known.is_building);
+        let record = Record { is_building, ..Record::new(self.uuid, names, Some(events)) };
+        let Err(error) = state.remember(&self.name, &record) else { return Ok(()) };
         state.forget(&self.name)?;
         tracing::error!(
             array = self.name, %error,
@@ -124,6 +124,21 @@ impl<M: Medium> Recorder<M> {
              until it can be written the array does not start without all its members"
         );
         Ok(())
+    }
+
+    /// Notes that the array's redundancy has been whole. It is only said to people, so that it does
+    /// not matter much if it cannot be noted.
+    pub(super) fn note_built(&self) {
+        // What else is noted is noted under this lock.
+        let _handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(state) = &self.state else { return };
+        let noted = state.record(&self.name).and_then(|known| match known {
+            Some(known) => state.remember(&self.name, &Record { is_building: false, ..known }),
+            None => Ok(()),
+        });
+        if let Err(error) = noted {
+            tracing::warn!(array = self.name, %error, "not noted that the array has been built");
+        }
     }
 
     /// A member could not take it: it has failed. Lack of space below a file is no such failure.
@@ -231,5 +246,231 @@ impl Pause {
             (self.writes, self.since) = (writes, now);
         }
         now.saturating_duration_since(self.since) >= self.delay
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+    use std::fs;
+    use std::io;
+
+    use raidfabric_raid::array::{MemberState, Settings, WriteState};
+    use raidfabric_raid::assemble::{self, NewArray, examine_medium, plan_create};
+    use raidfabric_raid::metadata::Level;
+
+    /// What a drive does instead of what it is asked.
+    #[derive(Default)]
+    struct Fault {
+        write: Option<i32>,
+        flush: Option<i32>,
+    }
+
+    /// A drive in memory that can be told to fail.
+    struct Fickle {
+        bytes: RefCell<Vec<u8>>,
+        fault: Arc<Mutex<Fault>>,
+    }
+
+    impl Fickle {
+        fn new() -> (Self, Arc<Mutex<Fault>>) {
+            let fault = Arc::new(Mutex::new(Fault::default()));
+            (Self { bytes: RefCell::new(vec![0; 32 << 20]), fault: Arc::clone(&fault) }, fault)
+        }
+    }
+
+    fn errno(errno: Option<i32>) -> io::Result<()> {
+        errno.map_or(Ok(()), |errno| Err(io::Error::from_raw_os_error(errno)))
+    }
+
+    impl Medium for Fickle {
+        fn name(&self) -> String {
+            "fickle".into()
+        }
+
+        fn size_bytes(&self) -> u64 {
+            self.bytes.borrow().len() as u64
+        }
+
+        fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> io::Result<()> {
+            let at = offset_bytes as usize;
+            buf.copy_from_slice(&self.bytes.borrow()[at..at + buf.len()]);
+            Ok(())
+        }
+
+        fn write_durable(&self, offset_bytes: u64, data: &[u8]) -> io::Result<()> {
+            errno(self.fault.lock().unwrap().write)?;
+            let at = offset_bytes as usize;
+            self.bytes.borrow_mut()[at..at + data.len()].copy_from_slice(data);
+            Ok(())
+        }
+
+        fn flush(&self) -> io::Result<()> {
+            // Told once only, as the kernel does.
+            errno(self.fault.lock().unwrap().flush.take())
+        }
+
+        fn zero_cheaply(&self, _: u64, _: u64) -> io::Result<bool> {
+            Ok(true)
+        }
+    }
+
+    struct Setup {
+        recorder: Recorder<Fickle>,
+        faults: Vec<Arc<Mutex<Fault>>>,
+        folder: tempfile::TempDir,
+        state: StateDirectory,
+    }
+
+    /// A new mirror of three.
+    fn mirror() -> Setup {
+        let (media, faults): (Vec<_>, Vec<_>) = (0..3).map(|_| Fickle::new()).unzip();
+        let new = NewArray {
+            name: "a".into(),
+            homehost: None,
+            level: Level::Raid1,
+            chunk_bytes: 0,
+            uuid: None,
+            consistency: None,
+            assume_clean: false,
+        };
+        let examined: Vec<_> = media.iter().map(|m| examine_medium(m).unwrap()).collect();
+        let plan = plan_create(&examined, &new).unwrap();
+        let mut handle = assemble::create(&plan, media).unwrap();
+        handle.take_over().unwrap();
+        let members = handle.members().iter();
+        let shared = Shared::new(Settings {
+            uuid: *handle.info().uuid.as_bytes(),
+            data_offsets_bytes: members.map(|m| m.data_offset_bytes()).collect(),
+            active: false,
+            keeper: Arc::new(Bell::default()),
+            ..Settings::new(handle.info().engine_geometry().unwrap())
+        });
+        let folder = tempfile::tempdir().unwrap();
+        let state = StateDirectory::open(&folder.path().join("state")).unwrap();
+        let handle = Arc::new(Mutex::new(handle));
+        let recorder = Recorder::new("a".into(), shared, handle, Some(state.clone()));
+        Setup { recorder, faults, folder, state }
+    }
+
+    impl Setup {
+        fn is_recorded(&self) -> bool {
+            self.recorder.shared.recorded_version() == self.recorder.shared.wanted().version
+        }
+
+        fn members(&self) -> Vec<MemberState> {
+            self.recorder.shared.member_states()
+        }
+    }
+
+    #[test]
+    fn the_loss_of_a_member_is_noted_before_the_array_hears_that_it_is_recorded() {
+        let setup = mirror();
+        assert_eq!(setup.recorder.settle(), Turn::Done);
+        assert_eq!(setup.state.record("a").unwrap(), None, "nothing was lost");
+        setup.recorder.shared.fail_member(1, MemberFault::Operator);
+        assert!(!setup.is_recorded());
+        assert_eq!(setup.recorder.settle(), Turn::Done);
+        assert!(setup.is_recorded());
+        let events = setup.recorder.handle.lock().unwrap().info().events;
+        assert_eq!(setup.state.record("a").unwrap().unwrap().events, Some(events));
+    }
+
+    /// A stale record calls the lost member good.
+    #[test]
+    fn where_a_loss_cannot_be_noted_the_record_is_removed() {
+        let setup = mirror();
+        let old = Record::new(Uuid::from_u128(1), Vec::new(), Some(1));
+        setup.state.remember("a", &old).unwrap();
+        fs::create_dir(setup.state.path_of("a").with_extension("json.new")).unwrap();
+        setup.recorder.shared.fail_member(1, MemberFault::Operator);
+        assert_eq!(setup.recorder.settle(), Turn::Done);
+        assert!(setup.is_recorded());
+        assert_eq!(setup.state.record("a").unwrap(), None);
+    }
+
+    #[test]
+    fn while_not_even_that_can_be_done_the_array_waits() {
+        let setup = mirror();
+        let path = setup.folder.path().join("state");
+        fs::remove_dir_all(&path).unwrap();
+        setup.recorder.shared.fail_member(1, MemberFault::Operator);
+        for _ in 0..2 {
+            assert_eq!(setup.recorder.settle(), Turn::Later);
+            assert!(!setup.is_recorded(), "the superblocks have it, the state directory has not");
+        }
+        fs::create_dir(&path).unwrap();
+        assert_eq!(setup.recorder.settle(), Turn::Done);
+        assert!(setup.is_recorded());
+        assert!(setup.state.record("a").unwrap().unwrap().events.is_some());
+    }
+
+    #[test]
+    fn a_member_that_takes_no_superblock_has_failed_and_the_others_record_it() {
+        let setup = mirror();
+        setup.faults[0].lock().unwrap().write = Some(libc::EIO);
+        setup.recorder.shared.fail_member(2, MemberFault::Operator);
+        assert_eq!(setup.recorder.settle(), Turn::Done);
+        let [failed, in_sync] = [MemberState::Failed, MemberState::InSync];
+        assert_eq!(setup.members(), [failed, in_sync, failed]);
+        assert!(setup.is_recorded());
+        let fault = setup.recorder.shared.member_fault(0);
+        assert_eq!(fault, Some(MemberFault::Superblock(DriveError::Io { errno: libc::EIO })));
+    }
+
+    /// The flush before "clean" was told that a drive had lost writes, which is told once. The next
+    /// flush of a host succeeded, and was answered so, without them.
+    #[test]
+    fn what_the_flush_before_clean_hears_of_lost_writes_is_not_forgotten() {
+        let mut setup = mirror();
+        let mut handle = setup.recorder.handle.lock().unwrap();
+        handle.mark_active().unwrap();
+        let geometry = handle.info().engine_geometry().unwrap();
+        drop(handle);
+        let keeper = Arc::new(Bell::default());
+        setup.recorder.shared = Shared::new(Settings { keeper, ..Settings::new(geometry) });
+        setup.recorder.shared.stop_writes();
+        assert!(setup.recorder.shared.try_clean());
+        setup.faults[0].lock().unwrap().flush = Some(libc::EIO);
+        assert_eq!(setup.recorder.settle(), Turn::Done);
+        let fault = setup.recorder.shared.member_fault(0);
+        assert_eq!(fault, Some(MemberFault::Flush(DriveError::Io { errno: libc::EIO })));
+        assert!(setup.is_recorded());
+    }
+
+    #[test]
+    fn what_nobody_can_record_is_not_tried_for_ever() {
+        let setup = mirror();
+        for fault in &setup.faults[..2] {
+            fault.lock().unwrap().write = Some(libc::EIO);
+        }
+        setup.recorder.shared.fail_member(2, MemberFault::Operator);
+        assert_eq!(setup.recorder.settle(), Turn::Refused);
+        assert_eq!(setup.recorder.shared.write_state(), WriteState::Failed);
+    }
+
+    #[test]
+    fn lack_of_space_fails_no_member() {
+        let setup = mirror();
+        setup.faults[0].lock().unwrap().write = Some(libc::ENOSPC);
+        setup.recorder.shared.fail_member(2, MemberFault::Operator);
+        assert_eq!(setup.recorder.settle(), Turn::Refused);
+        assert_eq!(setup.members()[..2], [MemberState::InSync, MemberState::InSync]);
+        assert!(!setup.is_recorded());
+        setup.faults[0].lock().unwrap().write = None;
+        assert_eq!(setup.recorder.settle(), Turn::Done);
+        assert!(setup.is_recorded());
+    }
+
+    #[test]
+    fn a_pause_is_over_when_nothing_was_written_for_the_delay() {
+        let (start, second) = (Instant::now(), Duration::from_secs(1));
+        let mut pause = Pause::new(second * 5, 7, start);
+        assert!(!pause.is_over(7, start + second * 4));
+        assert!(pause.is_over(7, start + second * 5));
+        assert!(!pause.is_over(8, start + second * 6));
+        assert!(!pause.is_over(8, start + second * 10));
+        assert!(pause.is_over(8, start + second * 11));
     }
 }

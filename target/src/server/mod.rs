@@ -371,6 +371,7 @@ fn share(
         rebuild_from: open.rebuild_from_bytes,
         bad_blocks: open.bad_blocks.clone(),
         read_error_limit: conduct.read_error_limit,
+        intent: open.intent.clone(),
         keeper,
         ..array::Settings::new(open.geometry)
     });

@@ -1,19 +1,25 @@
 //! Looking at a running array: from its parts to [`Facts`], which [`super::verdict`] judges.
 
-use raidfabric_raid::array::{MemberState, ResyncProgress, Stall, Timer};
+use raidfabric_raid::array::{CheckMode, Limit, MemberState, RecoveryState, RecoveryStatus, Timer};
 use raidfabric_raid::geometry::Level;
 
 use super::inspect::Look;
-use super::report::{ArrayStatus, MemberCondition, MemberStatus, Task, TaskKind};
+use super::report::{
+    ArrayStatus, CheckResult, MemberCondition, MemberStatus, MismatchPlace, Task, TaskKind,
+};
 use super::served::ServedArray;
 use super::spares;
 use super::verdict::Facts;
 use crate::runtime::Clock;
 
+/// md's unit, in which checks count.
+const SECTOR_BYTES: u64 = 512;
+
 /// How an array is.
 pub(super) fn array(array: &ServedArray) -> ArrayStatus {
     let shared = &array.shared;
     let geometry = shared.geometry();
+    let status = shared.recovery_status(Clock::new().now());
     Facts {
         name: array.name().to_owned(),
         uuid: array.uuid(),
@@ -23,8 +29,10 @@ pub(super) fn array(array: &ServedArray) -> ArrayStatus {
         consistency: array.open.consistency.to_string(),
         is_stopped: array.is_stopped(),
         failure: shared.failure().map(|failure| failure.to_string()),
-        is_in_sync: shared.is_in_sync(),
-        tasks: tasks(array),
+        is_in_sync: shared.is_in_sync() && status.state != RecoveryState::Resync,
+        is_building: array.is_building(),
+        last_check: last_check(array),
+        tasks: tasks(array, &status),
         members: members(array),
         spares: spares::look(&array.conduct.spares)
             .iter()
@@ -42,9 +50,74 @@ fn is_member(array: &ServedArray, spare: &Look) -> bool {
     labels.any(|label| label.identity.kind == spare.identity.kind)
 }
 
-fn tasks(array: &ServedArray) -> Vec<Task> {
-    let progress = array.shared.resync_progress(Clock::new().now());
-    progress.iter().map(sync_task).collect()
+fn tasks(array: &ServedArray, status: &RecoveryStatus) -> Vec<Task> {
+    let kind = match status.state {
+        RecoveryState::Idle => return Vec::new(),
+        RecoveryState::Resync if array.is_building() => TaskKind::Build,
+        RecoveryState::Resync => TaskKind::Resync,
+        RecoveryState::Rebuild => TaskKind::Rebuild,
+        RecoveryState::Check => TaskKind::Check,
+        RecoveryState::Repair => TaskKind::Repair,
+    };
+    let is_check = matches!(kind, TaskKind::Check | TaskKind::Repair);
+    let found = is_check.then(|| array.shared.check_report().mismatch_sectors * SECTOR_BYTES);
+    let states = array.shared.member_states();
+    let mut rebuilding = (0..).zip(states).filter(|(_, state)| *state == MemberState::Rebuilding);
+    let slot = match (kind, rebuilding.next(), rebuilding.next()) {
+        (TaskKind::Rebuild, Some((slot, _)), None) => Some(slot),
+        _ => None,
+    };
+    let rate = Some(status.bytes_per_second).filter(|rate| *rate > 0);
+    vec![Task {
+        kind,
+        slot,
+        position_bytes: status.position_bytes,
+        end_bytes: status.total_bytes,
+        left_bytes: status.left_bytes,
+        bytes_per_second: rate.filter(|_| !status.is_paused),
+        seconds_left: status.eta.map(|left| left.as_secs()),
+        limited_by: match status.is_paused {
+            true => Some("an operator: it is paused".to_owned()),
+            false => status.limited_by.map(limit),
+        },
+        mismatch_bytes: found,
+    }]
+}
+
+fn limit(limit: Limit) -> String {
+    match limit {
+        Limit::Drive => "the drives".to_owned(),
+        Limit::Foreground => "foreground latency".to_owned(),
+        Limit::RateLimit => "the maximum rate (resync: max)".to_owned(),
+        Limit::Memory => "lack of memory".to_owned(),
+        Limit::Space { slot } => format!("lack of space below slot {slot}"),
+    }
+}
+
+/// What the last check has found, once there has been one.
+fn last_check(array: &ServedArray) -> Option<CheckResult> {
+    let report = array.shared.check_report();
+    let mode = report.mode.filter(|_| !report.is_wanted)?;
+    let bytes = |sectors: u64| sectors.saturating_mul(SECTOR_BYTES);
+    Some(CheckResult {
+        is_repair: mode != CheckMode::Check,
+        is_complete: report.is_complete,
+        mismatch_bytes: bytes(report.mismatch_sectors),
+        repaired_bytes: bytes(report.repaired_sectors),
+        rewritten_bytes: bytes(report.rewritten_sectors),
+        unreadable_bytes: bytes(report.unreadable_sectors),
+        uncompared_bytes: report.uncompared_bytes,
+        places: report
+            .places
+            .iter()
+            .map(|place| MismatchPlace {
+                offset_bytes: place.offset_bytes,
+                len_bytes: place.len_bytes,
+                slot: place.slot,
+                is_repaired: place.repaired,
+            })
+            .collect(),
+    })
 }
 
 fn members(array: &ServedArray) -> Vec<MemberStatus> {
@@ -87,23 +160,5 @@ pub(super) fn level(level: Level) -> &'static str {
         Level::Raid10 => "raid10",
         Level::Raid5 => "raid5",
         Level::Raid6 => "raid6",
-    }
-}
-
-fn sync_task(progress: &ResyncProgress) -> Task {
-    let left_bytes = progress.total_bytes.saturating_sub(progress.position_bytes);
-    let rate = Some(progress.bytes_per_second).filter(|rate| *rate > 0);
-    Task {
-        kind: TaskKind::Resync,
-        slot: None,
-        position_bytes: progress.position_bytes,
-        end_bytes: progress.total_bytes,
-        bytes_per_second: rate,
-        seconds_left: rate.map(|rate| left_bytes.div_ceil(rate)),
-        limited_by: progress.stall.map(|stall| match stall {
-            Stall::NoSpace { slot } => format!("no space below slot {slot}"),
-            Stall::NoMemory => "no memory".to_owned(),
-        }),
-        mismatch_bytes: None,
     }
 }

@@ -14,7 +14,7 @@ use raidfabric_raid::device::signature::Contents;
 use raidfabric_raid::device::{Medium, OpenDevice};
 use raidfabric_raid::metadata::private::PrivateArea;
 
-use super::arrays::{self, ArrayStartError, OpenArray};
+use super::arrays::{self, Accepted, ArrayStartError, OpenArray};
 use super::state::StateDirectory;
 use crate::config::Array;
 use crate::config::drives::Listed;
@@ -137,6 +137,7 @@ impl Overwrite {
             array: name.clone(),
             source: Box::new(source),
         })?;
-        arrays::settle(arrays::from_handle(name, handle, true)?, state)
+        let accepted = Accepted::default();
+        arrays::settle(arrays::from_handle(name, handle, true, &accepted)?, state)
     }
 }

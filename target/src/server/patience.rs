@@ -171,5 +171,6 @@ fn waiting(array: &Array, lack: &Lack, outcome: &Result<Prospect, ArrayStartErro
         redundancy_remaining: 0,
         members: members.unwrap_or_default(),
         spares: Vec::new(),
+        last_check: None,
     }
 }

@@ -14,7 +14,7 @@ use super::temperature;
 use crate::association::Registry;
 use crate::config;
 use crate::config::drives::Drives;
-use crate::runtime::TimeLimit;
+use crate::runtime::{LateOperations, TimeLimit};
 
 /// What is known of the drive in a slot.
 #[derive(Clone, Debug)]
@@ -47,7 +47,10 @@ pub(super) struct ServedArray {
     /// Held by whoever changes its members.
     pub(super) changing: tokio::sync::Mutex<()>,
     labels: Mutex<Vec<Option<Label>>>,
+    /// What drives owe that were let go of.
+    owed: Mutex<Vec<LateOperations>>,
     is_stopped: AtomicBool,
+    is_building: AtomicBool,
     /// Hears of changes of health.
     registry: Mutex<Weak<Registry>>,
 }
@@ -78,6 +81,8 @@ impl ServedArray {
         Self {
             index,
             labels: Mutex::new(labels),
+            owed: Mutex::default(),
+            is_building: AtomicBool::new(open.is_building),
             open,
             shared,
             conduct,
@@ -124,9 +129,16 @@ impl ServedArray {
     }
 
     pub(super) fn forget_label(&self, slot: usize) {
-        if let Some(label) = self.labels().get_mut(slot) {
-            *label = None;
-        }
+        let forgotten = self.labels().get_mut(slot).and_then(Option::take);
+        let mut owed = self.owed.lock().unwrap_or_else(PoisonError::into_inner);
+        owed.extend(forgotten.map(|label| label.limit.late));
+        owed.retain(|late| late.count() > 0);
+    }
+
+    /// Requests to drives that were let go of which have not ended: any of them may still write.
+    pub(super) fn owed_operations(&self) -> usize {
+        let owed = self.owed.lock().unwrap_or_else(PoisonError::into_inner);
+        owed.iter().map(LateOperations::count).sum()
     }
 
     /// How warm the drive in a slot is.
@@ -147,6 +159,19 @@ impl ServedArray {
 
     pub(super) fn set_stopped(&self) {
         self.is_stopped.store(true, Ordering::Release);
+    }
+
+    /// Whether its redundancy has never been whole.
+    pub(super) fn is_building(&self) -> bool {
+        self.is_building.load(Ordering::Relaxed)
+    }
+
+    /// Its redundancy is whole for the first time. Blocking.
+    pub(super) fn set_built(&self) {
+        self.is_building.store(false, Ordering::Relaxed);
+        if let Some(recorder) = &self.recorder {
+            recorder.note_built();
+        }
     }
 
     /// Who is told when its health changes.

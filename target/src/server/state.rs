@@ -29,7 +29,7 @@ pub struct StateDirectory {
 /// What is remembered of an array.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct Record {
-    schema: String,
+    pub(super) schema: String,
     /// The array's UUID, as in the superblocks of its members.
     pub uuid: Uuid,
     /// The members' names by slot, as they were at the last start.
@@ -38,12 +38,15 @@ pub struct Record {
     /// lost member has; null if that is not known.
     #[serde(default)]
     pub events: Option<u64>,
+    /// Whether its redundancy has never been whole.
+    #[serde(default)]
+    pub is_building: bool,
 }
 
 impl Record {
     /// What is to be remembered.
     pub fn new(uuid: Uuid, members: Vec<String>, events: Option<u64>) -> Self {
-        Self { schema: SCHEMA.to_owned(), uuid, members, events }
+        Self { schema: SCHEMA.to_owned(), uuid, members, events, is_building: false }
     }
 }
 

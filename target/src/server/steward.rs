@@ -84,6 +84,11 @@ impl Steward {
 
     async fn look(&mut self) {
         self.tell();
+        if self.array.is_building() && self.array.shared.is_in_sync() {
+            let array = Arc::clone(&self.array);
+            let _ = tokio::task::spawn_blocking(move || array.set_built()).await;
+            tracing::info!(array = self.array.name(), "built: its redundancy is whole");
+        }
         self.hold(Instant::now());
         self.note_lacks(Instant::now());
         if self.array.handle().is_none() || self.lacking_since.iter().all(Option::is_none) {

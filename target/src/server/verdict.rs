@@ -6,9 +6,11 @@
 
 use uuid::Uuid;
 
+use crate::config::format_bytes;
+
 use super::report::{
-    ArrayState, ArrayStatus, MemberCondition, MemberStatus, Problem, Severity, Spare, Task,
-    TaskKind,
+    ArrayState, ArrayStatus, CheckResult, MemberCondition, MemberStatus, Problem, Severity, Spare,
+    Task,
 };
 
 /// What is known of a running array.
@@ -32,6 +34,10 @@ pub struct Facts {
     pub failure: Option<String>,
     /// Whether copies agree, or parity is right, everywhere.
     pub is_in_sync: bool,
+    /// Whether it has never been so.
+    pub is_building: bool,
+    /// What the last check has found.
+    pub last_check: Option<CheckResult>,
     /// What goes on.
     pub tasks: Vec<Task>,
     /// Members by slot.
@@ -74,10 +80,6 @@ impl Facts {
         left as u64
     }
 
-    fn has_task(&self, kind: TaskKind) -> bool {
-        self.tasks.iter().any(|task| task.kind == kind)
-    }
-
     fn state(&self) -> ArrayState {
         let needs_drive = |member: &MemberStatus| {
             matches!(member.state, MemberCondition::Failed | MemberCondition::Missing)
@@ -92,7 +94,7 @@ impl Facts {
             ArrayState::Rebuilding
         } else if self.is_in_sync {
             ArrayState::Healthy
-        } else if self.has_task(TaskKind::Build) {
+        } else if self.is_building {
             ArrayState::Building
         } else {
             ArrayState::Resyncing
@@ -129,6 +131,9 @@ impl Facts {
         }
         for member in &self.members {
             self.wear(member, &mut add);
+        }
+        if let Some(found) = &self.last_check {
+            self.about_check(found, &mut add);
         }
         problems.sort_by_key(|problem| std::cmp::Reverse(problem.severity));
         problems
@@ -187,6 +192,28 @@ impl Facts {
         }
     }
 
+    /// What the last check has found wrong.
+    fn about_check(
+        &self,
+        found: &CheckResult,
+        add: &mut impl FnMut(Severity, String, Option<String>),
+    ) {
+        let word = if found.is_repair { "repair" } else { "check" };
+        let left = found.mismatch_bytes.saturating_sub(found.repaired_bytes);
+        if left > 0 {
+            let bytes = format_bytes(left);
+            let what = format!("the last {word} has found {bytes} that do not agree");
+            let cure = format!("raidfabric array repair {}", self.name);
+            add(Severity::Warning, what, Some(cure));
+        }
+        if found.unreadable_bytes > 0 {
+            let bytes = format_bytes(found.unreadable_bytes);
+            let what = format!("the last {word} has found {bytes} that cannot be read");
+            let cure = "write them anew, from a backup; hosts get read errors there until then";
+            add(Severity::Warning, what, Some(cure.into()));
+        }
+    }
+
     /// The verdict.
     pub fn judge(self) -> ArrayStatus {
         let state = self.state();
@@ -211,6 +238,7 @@ impl Facts {
             tasks: self.tasks,
             members: self.members,
             spares: self.spares,
+            last_check: self.last_check,
         }
     }
 }
@@ -259,6 +287,8 @@ pub(crate) mod tests {
             is_stopped: false,
             failure: None,
             is_in_sync: true,
+            is_building: false,
+            last_check: None,
             tasks: Vec::new(),
             members: (0..members).map(member).collect(),
             spares: Vec::new(),
@@ -317,16 +347,7 @@ pub(crate) mod tests {
 
         let mut building = Facts { is_in_sync: false, ..facts("raid5", 4) };
         assert_eq!(building.clone().judge().state, ArrayState::Resyncing);
-        building.tasks.push(Task {
-            kind: TaskKind::Build,
-            slot: None,
-            position_bytes: 0,
-            end_bytes: 1,
-            bytes_per_second: None,
-            seconds_left: None,
-            limited_by: None,
-            mismatch_bytes: None,
-        });
+        building.is_building = true;
         let building = building.judge();
         assert_eq!((building.state, building.severity), (ArrayState::Building, Severity::Warning));
 
@@ -340,6 +361,29 @@ pub(crate) mod tests {
 
         let stopped = Facts { is_stopped: true, ..facts("raid5", 4) }.judge();
         assert_eq!((stopped.state, stopped.severity), (ArrayState::Stopped, Severity::Failed));
+    }
+
+    #[test]
+    fn what_a_check_has_found_is_a_problem_until_it_is_repaired() {
+        let mut facts = facts("raid6", 4);
+        let mut found = CheckResult {
+            is_repair: false,
+            is_complete: true,
+            mismatch_bytes: 8192,
+            repaired_bytes: 0,
+            rewritten_bytes: 0,
+            unreadable_bytes: 0,
+            uncompared_bytes: 0,
+            places: Vec::new(),
+        };
+        facts.last_check = Some(found.clone());
+        let status = facts.clone().judge();
+        assert_eq!((status.state, status.severity), (ArrayState::Healthy, Severity::Warning));
+        assert_eq!(status.problems[0].what, "the last check has found 8 KiB that do not agree");
+        assert_eq!(status.problems[0].cure.as_deref(), Some("raidfabric array repair fast"));
+        (found.is_repair, found.repaired_bytes) = (true, 8192);
+        facts.last_check = Some(found);
+        assert!(facts.judge().problems.is_empty());
     }
 
     #[test]

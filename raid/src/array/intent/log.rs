@@ -154,7 +154,7 @@ impl Log {
         };
         Self {
             kind: layout.kind,
-            geometry: geometry.clone(),
+            geometry: *geometry,
             array_uuid: layout.array_uuid,
             sequences: (0..sequences).map(|_| Mutex::new(sequence())).collect(),
             places: (0..members).map(place).collect(),
@@ -632,3 +632,7 @@ pub(super) fn part_of(record: &Record, slot: usize) -> Option<Part> {
         (record.q_slot == Some(slot)).then_some(Part::Q)
     }
 }
+
+#[cfg(test)]
+#[path = "log_tests.rs"]
+mod tests;

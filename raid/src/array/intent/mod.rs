@@ -169,29 +169,32 @@ impl Intent {
 /// What may be inconsistent, and what a member misses. All of it is known only where there is a map
 /// of regions.
 impl Intent {
-    /// Whether a bitmap knows which regions may be inconsistent.
-    pub(in crate::array) fn has_bitmap(&self) -> bool {
-        self.regions.as_ref().is_some_and(|regions| regions.kind() == RegionsKind::Bitmap)
-    }
-
     /// Whether a crash, or a write that was left half done, may have left the range's copies
     /// unequal, or its parity wrong, and that has not been repaired yet.
     pub(in crate::array) fn is_dirty(&self, range: &Range<u64>) -> bool {
         self.regions.as_ref().is_some_and(|regions| regions.is_dirty(range))
     }
 
-    /// The first range of the array at or behind `from_bytes` that is dirty; in whole rows, unless
-    /// it begins at `from_bytes`.
-    pub(in crate::array) fn next_dirty(&self, from_bytes: u64) -> Option<Range<u64>> {
-        self.regions.as_ref()?.next_dirty(from_bytes)
+    /// Whether there is any such range.
+    pub(in crate::array) fn has_dirty(&self) -> bool {
+        self.regions.as_ref().is_some_and(Regions::has_dirty)
     }
 
-    /// The range has been made consistent on all members. Regions that are wholly in it are not
-    /// dirty any more.
-    pub(in crate::array) fn made_consistent(&self, range: &Range<u64>) {
-        if let Some(regions) = &self.regions {
-            regions.made_consistent(range);
-        }
+    /// All dirty ranges of the array, in ascending order; they may overlap.
+    pub(in crate::array) fn dirty_ranges(&self) -> Vec<Range<u64>> {
+        self.regions.as_ref().map_or_else(Vec::new, Regions::dirty_ranges)
+    }
+
+    /// Counts how often anything has become dirty since the start.
+    pub(in crate::array) fn dirty_marks(&self) -> u64 {
+        self.regions.as_ref().map_or(0, Regions::dirty_marks)
+    }
+
+    /// The range has been made consistent on all members, by work that began when
+    /// [`Self::dirty_marks`] was `marks`. Regions that are wholly in it are not dirty any more.
+    /// False, and nothing changes, if anything has become dirty since.
+    pub(in crate::array) fn made_consistent(&self, range: &Range<u64>, marks: u64) -> bool {
+        self.regions.as_ref().is_none_or(|regions| regions.made_consistent(range, marks))
     }
 
     /// What a member misses that left when the superblocks had this event count; nothing if that
@@ -199,6 +202,12 @@ impl Intent {
     /// takes all writes already.
     pub(in crate::array) fn missed_since(&self, events: u64) -> Option<RegionMap> {
         self.regions.as_ref()?.missed_since(events)
+    }
+
+    /// The same as ranges of the array, in ascending order.
+    pub(in crate::array) fn missed_ranges_since(&self, events: u64) -> Option<Vec<Range<u64>>> {
+        let regions = self.regions.as_ref()?;
+        Some(regions.array_ranges(&regions.missed_since(events)?))
     }
 
     /// The superblocks of all members in use have this event count now, and say whether all

@@ -27,6 +27,9 @@ pub(super) struct Fault {
     pub(super) after: u64,
 }
 
+/// Is told of a flush of a member that it begins (false), or has succeeded (true).
+type OnFlush = Box<dyn Fn(usize, bool)>;
+
 /// See the file's head.
 pub(super) struct TestMembers {
     pub(super) world: Rc<World>,
@@ -40,7 +43,7 @@ pub(super) struct TestMembers {
     is_broken: Cell<bool>,
     pool: Pool,
     /// Told when a flush begins and ends.
-    pub(super) on_flush: RefCell<Option<Box<dyn Fn(usize, bool)>>>,
+    pub(super) on_flush: RefCell<Option<OnFlush>>,
     /// Writes that have ended, by slot.
     pub(super) writes: RefCell<Vec<u64>>,
 }

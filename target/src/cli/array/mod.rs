@@ -6,6 +6,7 @@
 //! 2. What the drives named by `--overwrite` hold is shown, and has to be confirmed.
 //! 3. Only then the first byte is written.
 
+mod assemble;
 mod drives;
 mod examine;
 mod verbs;
@@ -29,6 +30,8 @@ pub(super) use examine::text as examined;
 pub(super) enum Command {
     /// Create the arrays that a configuration file describes and that do not exist yet
     Create(Create),
+    /// Say how the arrays of a configuration file would start, and decide what nobody else can
+    Assemble(assemble::Assemble),
     /// Say what drives tell of their arrays, mdadm's too, and how those would start
     Examine(examine::Examine),
     /// Say how the arrays are, what is wrong, and what to do
@@ -51,6 +54,7 @@ impl Command {
     pub(super) fn run(self) -> Result<(), Failure> {
         match self {
             Self::Create(create) => create.run(),
+            Self::Assemble(assemble) => assemble.run(),
             Self::Examine(examine) => examine.run(),
             Self::Status(status) => status.run(),
             Self::Stop(stop) => stop.run(),
@@ -107,7 +111,7 @@ impl Create {
         start_logging()?;
         let (loaded, all_drives) = check::load_drives(&self.file, Absence::Allowed)?;
         let config = &loaded.config;
-        let selected: Vec<(&Array, &Drives)> = self.select(config, &all_drives)?;
+        let selected = select(&self.file, self.array.as_deref(), config, &all_drives)?;
         let victims = drives::victims(&selected, &self.overwrite)?;
         let state = server::state_directory(config).map_err(Failure::refused)?;
         let works = selected
@@ -121,25 +125,6 @@ impl Create {
             created |= perform(work, state.as_ref())?;
         }
         if created { print_next(config, &self.file) } else { Ok(()) }
-    }
-
-    fn select<'a>(
-        &self,
-        config: &'a Config,
-        drives: &'a [Drives],
-    ) -> Result<Vec<(&'a Array, &'a Drives)>, Failure> {
-        let all = config.arrays.iter().zip(drives);
-        let Some(wanted) = &self.array else { return Ok(all.collect()) };
-        let selected: Vec<_> = all.filter(|(array, _)| array.name == *wanted).collect();
-        if selected.is_empty() {
-            let names: Vec<_> = config.arrays.iter().map(|array| array.name.as_str()).collect();
-            return Err(Failure::Refused(format!(
-                "{} describes no array {wanted}; it describes {}",
-                self.file.path.display(),
-                names.join(", ")
-            )));
-        }
-        Ok(selected)
     }
 
     fn confirm(&self, works: &[Work<'_>]) -> Result<(), Failure> {
@@ -157,6 +142,27 @@ impl Create {
             .collect();
         if doomed.is_empty() { Ok(()) } else { confirm(&doomed) }
     }
+}
+
+/// The arrays of a file that are meant.
+fn select<'a>(
+    file: &ConfigFile,
+    wanted: Option<&str>,
+    config: &'a Config,
+    drives: &'a [Drives],
+) -> Result<Vec<(&'a Array, &'a Drives)>, Failure> {
+    let all = config.arrays.iter().zip(drives);
+    let Some(wanted) = wanted else { return Ok(all.collect()) };
+    let selected: Vec<_> = all.filter(|(array, _)| array.name == *wanted).collect();
+    if selected.is_empty() {
+        let names: Vec<_> = config.arrays.iter().map(|array| array.name.as_str()).collect();
+        return Err(Failure::Refused(format!(
+            "{} describes no array {wanted}; it describes {}",
+            file.path.display(),
+            names.join(", ")
+        )));
+    }
+    Ok(selected)
 }
 
 fn look<'a>(

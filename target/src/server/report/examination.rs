@@ -32,6 +32,11 @@ pub enum Outlook {
 }
 
 impl Outlook {
+    /// Whether it starts by itself.
+    pub fn starts(self) -> bool {
+        matches!(self, Self::Complete | Self::Degraded)
+    }
+
     /// How bad that is.
     pub fn severity(self) -> Severity {
         match self {

@@ -141,6 +141,42 @@ pub struct ArrayStatus {
     pub members: Vec<MemberStatus>,
     /// Drives that may take a failed member's place.
     pub spares: Vec<Spare>,
+    /// What the last check or repair since the start has found.
+    pub last_check: Option<CheckResult>,
+}
+
+/// What a check or repair has found.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct CheckResult {
+    /// Whether it was a repair.
+    pub is_repair: bool,
+    /// Whether it got to the end.
+    pub is_complete: bool,
+    /// What did not agree, of each copy or chunk.
+    pub mismatch_bytes: u64,
+    /// Of that, what was repaired.
+    pub repaired_bytes: u64,
+    /// What could not be read from a member, and was written anew there.
+    pub rewritten_bytes: u64,
+    /// What could not be read, nor had from elsewhere.
+    pub unreadable_bytes: u64,
+    /// What could not be compared.
+    pub uncompared_bytes: u64,
+    /// The first places that did not agree, at most 100.
+    pub places: Vec<MismatchPlace>,
+}
+
+/// A place where copies, or data and parity, did not agree.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct MismatchPlace {
+    /// Offset in the array.
+    pub offset_bytes: u64,
+    /// How much.
+    pub len_bytes: u64,
+    /// The member that was wrong, where that can be told.
+    pub slot: Option<usize>,
+    /// Whether it was repaired.
+    pub is_repaired: bool,
 }
 
 /// Something that is wrong, and the cure.
@@ -199,6 +235,8 @@ pub struct Task {
     pub position_bytes: u64,
     /// Where it ends.
     pub end_bytes: u64,
+    /// What is left: less than from the position to the end if it is only needed in places.
+    pub left_bytes: u64,
     /// How fast it is now; null until that is known.
     pub bytes_per_second: Option<u64>,
     /// How long it takes yet; null while that is not known.

@@ -3,6 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::future::Future;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -10,11 +11,11 @@ use uuid::Uuid;
 
 use super::super::test_members::{Fails, Fault, TestMembers};
 use super::*;
+use crate::array::Timer;
 use crate::drive::DriveError;
 use crate::geometry::Level;
-use crate::metadata::bitmap::{Bitmap, NewBitmap};
+use crate::metadata::bitmap::{Bitmap, NewBitmap, RegionMap};
 use crate::sim::world::{Clock, World};
-use std::future::Future;
 
 const UUID: Uuid = Uuid::from_u128(7);
 const REGION: u64 = 4096;
@@ -317,11 +318,7 @@ fn dirty_regions_are_known_and_stay_set() {
     }
     let test = Test::new(5, &geometry, &layout);
     let row = 3 * 4096;
-    let dirty = |regions: &Regions, from| regions.next_dirty(from);
-    assert_eq!(dirty(&test.regions, 0), Some(6 * row..8 * row));
-    assert_eq!(dirty(&test.regions, 7 * row), Some(7 * row..8 * row));
-    assert_eq!(dirty(&test.regions, 8 * row), Some(14 * row..16 * row));
-    assert_eq!(dirty(&test.regions, 16 * row), None);
+    assert_eq!(test.regions.dirty_ranges(), [6 * row..8 * row, 14 * row..16 * row]);
     assert!(test.regions.is_dirty(&(7 * row..7 * row + 512)));
     assert!(!test.regions.is_dirty(&(0..6 * row)) && !test.regions.is_dirty(&(8 * row..9 * row)));
     let keeper = Rc::clone(&test);
@@ -332,9 +329,10 @@ fn dirty_regions_are_known_and_stay_set() {
     test.world.run_until(|| test.now_ns() > 60 * SECOND);
     assert_eq!(test.bitmap_of(2, COMPONENT).regions.len(), 2);
     // A part of a region does not make it clean.
-    test.regions.made_consistent(&(6 * row..7 * row));
+    let marks = test.regions.dirty_marks();
+    assert!(test.regions.made_consistent(&(6 * row..7 * row), marks));
     assert!(test.regions.is_dirty(&(6 * row..7 * row)));
-    test.regions.made_consistent(&(5 * row..8 * row));
+    assert!(test.regions.made_consistent(&(5 * row..8 * row), marks));
     assert!(!test.regions.is_dirty(&(6 * row..8 * row)));
     test.world.run_until(|| test.now_ns() > 120 * SECOND);
     let left = test.bitmap_of(2, COMPONENT).regions;
@@ -342,7 +340,10 @@ fn dirty_regions_are_known_and_stay_set() {
     // A write that was left half done.
     let regions = test.regions.regions_of(&(0..512));
     test.regions.mark_dirty(&regions);
-    assert_eq!(dirty(&test.regions, 0), Some(0..2 * row));
+    assert_eq!(test.regions.dirty_ranges(), [0..2 * row, 14 * row..16 * row]);
+    assert!(!test.regions.made_consistent(&(0..16 * row), marks), "marked since");
+    assert!(test.regions.made_consistent(&(0..16 * row), test.regions.dirty_marks()));
+    assert!(!test.regions.has_dirty());
     test.regions.stop();
 }
 
@@ -382,11 +383,11 @@ fn events_cleared_goes_before_the_bits() {
         test.world.add_hook(move || {
             let Some(test) = watcher.upgrade() else { return };
             let mut had = seen.get();
-            for slot in 0..2 {
+            for (slot, had) in had.iter_mut().enumerate() {
                 let bitmap = test.bitmap_of(slot, COMPONENT);
                 if bitmap.regions.contains(5) {
-                    had[slot] = true;
-                } else if had[slot] {
+                    *had = true;
+                } else if *had {
                     let cleared = (0..2).map(|s| test.bitmap_of(s, COMPONENT).superblock);
                     assert!(cleared.into_iter().all(|s| s.events_cleared() == 25), "seed {seed}");
                 }

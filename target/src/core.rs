@@ -166,7 +166,9 @@ pub enum CoreMessage {
 }
 
 /// What is done with a core's part of an array.
-pub struct OnArray(Box<dyn FnOnce(&Rc<Array<MemberDrive>>) + Send>);
+pub struct OnArray(Box<Act>);
+
+type Act = dyn FnOnce(&Rc<Array<MemberDrive>>) + Send;
 
 impl OnArray {
     /// Does this.

@@ -174,8 +174,7 @@ impl<D: Drive> Array<D> {
             Ok(RefCell::new(Some(Rc::new(member))))
         };
         let members = drives.into_iter().enumerate().map(slot).collect::<Result<_, _>>()?;
-        let stripe =
-            stripe::Stripe::new(shared.geometry()).map_err(|_| SetupError::NoMemory)?;
+        let stripe = stripe::Stripe::new(shared.geometry()).map_err(|_| SetupError::NoMemory)?;
         Ok(Self {
             members,
             map: RefCell::new(map),

@@ -246,10 +246,13 @@ impl<M: Medium> ArrayHandle<M> {
         if self.dirty().is_none() {
             return Ok(None);
         }
-        let now =
-            self.bitmap_now(wanted).map_err(|(slot, name, source): (usize, String, io::Error)| {
-                UpdateError::Read { slot, name, source }
-            })?;
+        let now = self.bitmap_now(wanted).map_err(
+            |(slot, name, source): (usize, String, io::Error)| UpdateError::Read {
+                slot,
+                name,
+                source,
+            },
+        )?;
         let geometry = self.info().geometry;
         let Some(dirty) = self.dirty_mut() else { return Ok(None) };
         if let Some(now) = now {

@@ -28,8 +28,8 @@ use std::future::poll_fn;
 use std::io;
 use std::time::Duration;
 
-pub use counters::StripeStatistics;
 pub(in crate::array) use counters::StripeCounters;
+pub use counters::StripeStatistics;
 
 use super::error::{ArrayError, WriteFailure};
 use super::{Array, Done};
@@ -135,8 +135,7 @@ impl Stripe {
 
     /// A write has come; also says whether it may be held.
     fn handle_write(&self, offset_bytes: u64, next_bytes: u64) -> (StreamId, bool) {
-        let (stream, may_hold) =
-            self.streams.borrow_mut().handle_write(offset_bytes, next_bytes);
+        let (stream, may_hold) = self.streams.borrow_mut().handle_write(offset_bytes, next_bytes);
         (stream, may_hold && self.gathers.get())
     }
 

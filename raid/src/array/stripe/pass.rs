@@ -37,11 +37,11 @@ use super::super::member::MemberError;
 use super::super::shared::WriteState;
 use super::super::write::Armed;
 use super::super::{Array, Done};
+use super::Ticket;
 use super::plan::{Cut, Members, Roles, Slice, plan_write};
 use super::queue::{Kind, Turn};
 use super::reserve::Claim;
 use super::work::{Job, Piece, Source, Task, Workspace};
-use super::Ticket;
 use crate::buffer::SharedBuffer;
 use crate::drive::{Drive, DriveError, ReadFailure};
 use crate::geometry::Place;
@@ -373,13 +373,7 @@ impl<D: Drive> Array<D> {
 
     /// Makes parity fit what the members have of a slice, after one had no space for its part.
     /// Answers as [`Self::distrust`].
-    async fn reconcile(
-        &self,
-        row: u64,
-        work: &Workspace,
-        job: &Job,
-        claim: &Claim<'_>,
-    ) -> bool {
+    async fn reconcile(&self, row: u64, work: &Workspace, job: &Job, claim: &Claim<'_>) -> bool {
         let slice = job.task.slice;
         let parity = job.plan.writes & Roles::PARITIES;
         let fits = match self.fitting_parity(row, work, job, claim).await {

@@ -348,11 +348,7 @@ pub(super) fn plan_read(
 }
 
 /// What to read in order to know all data, and what of it then has to be computed.
-fn decode(
-    all: Roles,
-    parities: usize,
-    members: Members,
-) -> Result<(Roles, Roles), Unrecoverable> {
+fn decode(all: Roles, parities: usize, members: Members) -> Result<(Roles, Roles), Unrecoverable> {
     let unknown = all - members.readable;
     let parity = members.readable & parity_roles(parities);
     if !members.trusted || unknown.count() > parity.count() {

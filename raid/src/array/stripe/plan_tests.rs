@@ -123,7 +123,8 @@ fn check_write(
         assert!(follows(plan.reads, &partial, data), "{context}: {plan:?}");
         // Nothing could be left out of what the plain ways read (with two parities the old data
         // could sometimes be computed, but not more cheaply than read).
-        let is_plain = plan.way == Way::Reconstruct || (plan.way == Way::ReadModify && parities == 1);
+        let is_plain =
+            plan.way == Way::Reconstruct || (plan.way == Way::ReadModify && parities == 1);
         for role in plan.reads.iter().filter(|_| is_plain) {
             let needed = !follows(plan.reads - role, &partial, data);
             assert!(needed, "{context}: {plan:?} reads {role:?} for nothing");
@@ -272,8 +273,10 @@ fn a_contiguous_write_is_made_of_runs() {
             let parts = (0..3u32).filter_map(|chunk| {
                 let (from, to) = (start.max(chunk * 4), end.min(chunk * 4 + 4));
                 let within = |at: u32| at - chunk * 4;
-                (from < to).then(|| {
-                    Part { chunk: chunk as u16, start: within(from), end: within(to) }
+                (from < to).then(|| Part {
+                    chunk: chunk as u16,
+                    start: within(from),
+                    end: within(to),
                 })
             });
             let slices = |consecutive| {
@@ -311,8 +314,14 @@ fn sets_of_roles() {
     let set = Roles::data(0) | Roles::data(5) | Roles::Q;
     assert_eq!(format!("{set:?}"), "{0, 5, Q}");
     assert_eq!((set.count(), set.indices().collect::<Vec<_>>()), (3, vec![0, 5]));
-    assert_eq!([Roles::data(0), Roles::data(5), Roles::Q].map(|role| set.place_of(role)), [0, 1, 2]);
-    assert_eq!((Roles::data(63).index(), Roles::P.index(), Roles::NONE.index()), (Some(63), None, None));
+    assert_eq!(
+        [Roles::data(0), Roles::data(5), Roles::Q].map(|role| set.place_of(role)),
+        [0, 1, 2]
+    );
+    assert_eq!(
+        (Roles::data(63).index(), Roles::P.index(), Roles::NONE.index()),
+        (Some(63), None, None)
+    );
     assert!(set.contains(Roles::Q) && !set.contains(Roles::P));
     assert_eq!(Roles::all_data(64).count(), 64);
     assert_eq!((Roles::all_data(3) - Roles::data(1)).first_run(), Roles::data(0));

@@ -139,7 +139,10 @@ impl<P, A: Copy> Rows<P, A> {
                 tickets: Vec::with_capacity(capacity),
                 free: Vec::with_capacity(capacity),
                 // Twice the room, so that the table is cleaned up in place rather than grown.
-                rows: HashMap::with_capacity_and_hasher(2 * capacity, BuildHasherDefault::default()),
+                rows: HashMap::with_capacity_and_hasher(
+                    2 * capacity,
+                    BuildHasherDefault::default(),
+                ),
                 holds: VecDeque::with_capacity(64),
                 holds_begun: 0,
                 hold_waker: None,
@@ -429,8 +432,8 @@ impl<P, A: Copy> Table<P, A> {
 
 /// Whether the first ticket of a queue, of this kind, may have the row.
 fn may_run(queue: &Row, kind: Kind) -> bool {
-    let is_free = queue.running == 0
-        || (kind == Kind::Shared && queue.running_kind == Kind::Shared);
+    let is_free =
+        queue.running == 0 || (kind == Kind::Shared && queue.running_kind == Kind::Shared);
     is_free && queue.hold == 0
 }
 

@@ -60,9 +60,9 @@ impl<'a> Model<'a> {
         let first = of_row().find(|entry| entry.now == Now::Waiting).map(|entry| entry.number);
         now == Now::Waiting
             && first == Some(self.entries[index].number)
-            && of_row().filter(|entry| entry.now == Now::Running).all(|running| {
-                kind == Kind::Shared && running.kind == Kind::Shared
-            })
+            && of_row()
+                .filter(|entry| entry.now == Now::Running)
+                .all(|running| kind == Kind::Shared && running.kind == Kind::Shared)
     }
 
     fn poll(&mut self, index: usize) {
@@ -84,9 +84,8 @@ impl<'a> Model<'a> {
             return;
         }
         let mut taken = vec![number];
-        let behind = self.entries.iter_mut().filter(|entry| {
-            entry.row == row && entry.now == Now::Waiting
-        });
+        let behind =
+            self.entries.iter_mut().filter(|entry| entry.row == row && entry.now == Now::Waiting);
         for entry in behind.take_while(|entry| entry.kind == Kind::Write) {
             entry.now = Now::Led(number);
             taken.push(entry.number);
@@ -289,7 +288,10 @@ fn a_hold_ends_when_the_row_is_complete() {
     assert_eq!(counter.count(), 1);
     assert_eq!(poll(&first), Some(Turn::Run));
     let mut all = Vec::new();
-    assert_eq!((first.take_payloads(|payload| all.push(payload)), first.was_filled()), (3, Some(true)));
+    assert_eq!(
+        (first.take_payloads(|payload| all.push(payload)), first.was_filled()),
+        (3, Some(true))
+    );
     assert_eq!(all, [1, 2, 3]);
     first.finish(0);
     assert_eq!((poll(&second), poll(&third)), (Some(Turn::Done(0)), Some(Turn::Done(0))));

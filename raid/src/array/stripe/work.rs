@@ -111,9 +111,9 @@ impl Job {
         let fresh = Self::fresh(&self.plan);
         match way {
             Way::ReadModify => self.known_block(parity),
-            Way::Reconstruct | Way::Decode => Some(
-                self.first_block + reads.count() + unknown.count() + fresh.place_of(parity),
-            ),
+            Way::Reconstruct | Way::Decode => {
+                Some(self.first_block + reads.count() + unknown.count() + fresh.place_of(parity))
+            }
             Way::Full | Way::DataOnly => None,
         }
     }
@@ -186,9 +186,8 @@ impl Workspace {
     pub(super) fn cut_writes(&mut self, cut: &Cut, chunk_bytes: u32, zeros_bytes: u32) {
         self.cut_segments(chunk_bytes, zeros_bytes);
         let Self { segments, edges, slices, .. } = self;
-        let parts = segments
-            .iter()
-            .map(|&Segment { chunk, start, end, .. }| Part { chunk, start, end });
+        let parts =
+            segments.iter().map(|&Segment { chunk, start, end, .. }| Part { chunk, start, end });
         cut.slices(parts, edges, slices);
         self.tasks.clear();
         self.tasks.extend(self.slices.iter().copied().map(Task::new));
@@ -297,7 +296,8 @@ impl Workspace {
         }
         let len = job.task.slice.len as usize;
         let mut unknown = job.plan.unknown.indices().map(|index| {
-            let block = job.known_block(Roles::data(index)).and_then(|at| blocks.get_mut(at)?.take());
+            let block =
+                job.known_block(Roles::data(index)).and_then(|at| blocks.get_mut(at)?.take());
             (index, block)
         });
         // No row can lack more and be known.
@@ -515,9 +515,7 @@ struct Run<'a> {
 impl<'a> Run<'a> {
     /// The one at `at`, up to `end` at most.
     fn find(segments: &'a [Segment], chunk: u16, at: u32, end: u32) -> Self {
-        let first = segments.partition_point(|segment| {
-            (segment.chunk, segment.end) <= (chunk, at)
-        });
+        let first = segments.partition_point(|segment| (segment.chunk, segment.end) <= (chunk, at));
         let len = |segment: &Segment| segment.end.min(end) - segment.start.max(at);
         let mut count = 0;
         let mut reaches = at;

@@ -132,11 +132,9 @@ impl<D: Drive> Array<D> {
         let writable = self.writable();
         let mut unsupported = Vec::new();
         let place = |slot| Place { slot, offset_bytes: range.start };
-        let zeroings = writable
-            .iter()
-            .map(|slot| async move {
-                (slot, self.zero_member(place(slot), len_bytes, deallocate).await)
-            });
+        let zeroings = writable.iter().map(|slot| async move {
+            (slot, self.zero_member(place(slot), len_bytes, deallocate).await)
+        });
         fan_out(writable.len(), zeroings, |(slot, result)| match result {
             Err(failed) if failed.error == DriveError::Unsupported => unsupported.push(slot),
             result => outcome.add(result),
@@ -147,7 +145,8 @@ impl<D: Drive> Array<D> {
             while at < range.end {
                 let len = (range.end - at).min(self.zeros.len() as u64);
                 let zeros = self.zeros.slice(..len as usize);
-                let result = self.write_member(Place { slot, offset_bytes: at }, zeros, false).await;
+                let result =
+                    self.write_member(Place { slot, offset_bytes: at }, zeros, false).await;
                 let stop = result.is_err();
                 outcome.add(result);
                 if stop {

@@ -144,10 +144,8 @@ fn a_block_that_cannot_be_read_is_written_again() {
             rig.faults.unreadable.borrow_mut().clear();
             rig.faults.unreadable.borrow_mut().insert((slot, DATA_OFFSET / BLOCK as u64 + 3));
             assert!(rig.contents() == contents);
-            let is_data = matches!(
-                rig.shared.geometry().role_of(0, slot),
-                crate::geometry::Role::Data(_)
-            );
+            let is_data =
+                matches!(rig.shared.geometry().role_of(0, slot), crate::geometry::Role::Data(_));
             assert_eq!(rig.faults.unreadable.borrow().is_empty(), is_data, "slot {slot}");
             // What is not read by hosts is repaired by a write that needs it.
             let row = rig.shared.geometry().row_data_bytes() as usize;
@@ -271,7 +269,10 @@ fn a_member_that_is_gone_is_failed_once() {
     assert_eq!(rig.write(0, 0, &[5; 8192]), Ok(()));
     assert_eq!(rig.read(0, 0, 8192).unwrap(), vec![5; 8192]);
     let fault = rig.shared.member_fault(2);
-    assert!(matches!(fault, Some(MemberFault::Write(DriveError::Gone) | MemberFault::Unreachable(_))));
+    assert!(matches!(
+        fault,
+        Some(MemberFault::Write(DriveError::Gone) | MemberFault::Unreachable(_))
+    ));
     rig.faults.gone.borrow_mut().insert(0);
     let result = rig.write(0, 0, &[6; 12_288]);
     assert!(matches!(result, Err(ArrayError::WriteFailed(_))), "{result:?}");

@@ -80,7 +80,8 @@ impl Lab {
             between();
             let is_woken = |task: &Task| task.woken.0.load(Ordering::SeqCst);
             if idle && !self.tasks.borrow().iter().any(is_woken) {
-                let Reverse((at, number)) = self.timers.borrow_mut().pop().expect("all wait for ever");
+                let Reverse((at, number)) =
+                    self.timers.borrow_mut().pop().expect("all wait for ever");
                 self.now.set(at);
                 self.wakers.borrow_mut()[number as usize].take().into_iter().for_each(Waker::wake);
             }

@@ -102,8 +102,7 @@ fn untrusted_parity_is_not_used() {
                 // A write needs the others, or nothing if there is no parity to make.
                 let others = (0..geometry.data_chunks()).filter(|&other| other != index);
                 let needs_lost = others.clone().any(|other| geometry.data_slot(row, other) == 1);
-                let has_parity = (0..members)
-                    .any(|slot| slot != 1 && is_parity(&plan, row, slot));
+                let has_parity = (0..members).any(|slot| slot != 1 && is_parity(&plan, row, slot));
                 let result = rig.write(1, at, &[index as u8; 1024]);
                 if needs_lost && has_parity {
                     assert!(matches!(result, Err(ArrayError::Unrecovered { .. })), "{result:?}");
@@ -144,7 +143,9 @@ fn members_that_are_being_rebuilt_get_every_write() {
             let geometry = plan.geometry();
             let chunk = plan.chunk as usize;
             for row in 0..plan.rows {
-                for slot in (0..plan.members).filter(|&slot| plan.states[slot] != MemberState::InSync) {
+                for slot in
+                    (0..plan.members).filter(|&slot| plan.states[slot] != MemberState::InSync)
+                {
                     let should = should_hold(&plan, &contents, row, slot);
                     let now = rig.chunk(row, slot);
                     for at in (0..chunk).step_by(BLOCK) {
@@ -154,7 +155,8 @@ fn members_that_are_being_rebuilt_get_every_write() {
                         assert!(is_right || is_old, "row {row} slot {slot} at {at}");
                         let geometry = &geometry;
                         if let crate::geometry::Role::Data(index) = geometry.role_of(row, slot) {
-                            let block = &contents[geometry.offset_of(row, index, at as u64) as usize..];
+                            let block =
+                                &contents[geometry.offset_of(row, index, at as u64) as usize..];
                             let was_written = block[..BLOCK].iter().any(|&byte| byte != 0);
                             assert!(is_right || !was_written, "row {row} slot {slot} at {at}");
                         }
@@ -178,7 +180,8 @@ fn should_hold(plan: &Plan, contents: &[u8], row: u64, slot: usize) -> Vec<u8> {
     for index in (0..geometry.data_chunks()).rev() {
         for (byte, &of_data) in sum.iter_mut().zip(data(index)) {
             let carry = if *byte & 0x80 != 0 { 0x1d } else { 0 };
-            let doubled = if role == crate::geometry::Role::Q { (*byte << 1) ^ carry } else { *byte };
+            let doubled =
+                if role == crate::geometry::Role::Q { (*byte << 1) ^ carry } else { *byte };
             *byte = doubled ^ of_data;
         }
     }

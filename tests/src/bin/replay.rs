@@ -87,7 +87,8 @@ fn crashes(run: &Run, settings: &Settings) -> Result<Vec<(usize, String)>, Strin
         let directory = settings.work.join(format!("crash{worker}"));
         let mut checker = Checker::new(run, &settings.program, &directory)?;
         for (point, moment) in moments.iter().enumerate() {
-            if settings.only.map_or(point % WORKERS != worker, |only| only != point || worker != 0) {
+            if settings.only.map_or(point % WORKERS != worker, |only| only != point || worker != 0)
+            {
                 continue;
             }
             if let Err(what) = checker.check(moment) {

@@ -63,6 +63,10 @@ impl<M: Medium> Member<M> {
         &self.replica
     }
 
+    pub(super) fn replace_medium(&mut self, medium: M) -> M {
+        std::mem::replace(&mut self.medium, medium)
+    }
+
     pub(super) fn into_medium(self) -> M {
         self.medium
     }

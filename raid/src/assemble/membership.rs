@@ -97,6 +97,22 @@ impl<M: Medium> ArrayHandle<M> {
         Some(self.members.remove(index).into_medium())
     }
 
+    /// Puts another handle on the same drive in place of the one in a slot: the drive was gone and is
+    /// back. Gives the old handle back, or the new one if what is on the drive is not what the member
+    /// in that slot was last given: then it is not that drive, or it was used elsewhere meanwhile.
+    ///
+    /// # Errors
+    /// The medium that is not the member's.
+    pub fn reopen(&mut self, slot: usize, medium: M, drive: &Examined) -> Result<M, M> {
+        let is_it = |member: &Member<M>| {
+            member.slot() == slot && drive.superblock() == Some(member.superblock())
+        };
+        match self.members.iter_mut().find(|member| is_it(member)) {
+            Some(member) => Ok(member.replace_medium(medium)),
+            None => Err(medium),
+        }
+    }
+
     /// Which regions a drive misses that was the member of `slot` and is not any more; None if that
     /// is not known, so that it misses everything.
     ///

@@ -212,7 +212,10 @@ fn scan_write_logs<M: Medium>(input: &Input<'_, M>) -> Found {
                 found.renew.push(Renew::Whole);
             }
             Some(of_member) => {
-                *has_log = true;
+                // One that is being rebuilt may have come while the write was under way: that it
+                // has no record proves nothing.
+                let member = input.members.get(slot).and_then(Option::as_ref);
+                *has_log = member.is_some_and(|m| m.readable_below_bytes == u64::MAX);
                 let mark = of_member.iter().map(|found| found.unit.generation).max();
                 let is_empty = of_member.first().is_some_and(|first| {
                     Some(first.unit.generation) == mark && first.unit.live_from >= mark.unwrap_or(0)

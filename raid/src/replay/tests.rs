@@ -677,3 +677,42 @@ fn a_log_that_was_never_made_is_not_complete_and_is_made() {
         assert!(crashed.plan().is_complete);
     }
 }
+
+/// The member with Q came while the write was under way: its log has no record, and it is not in
+/// sync. What P's record says counts all the same.
+#[test]
+fn a_member_that_is_being_rebuilt_need_not_have_the_record() {
+    let geometry = Geometry::new(Level::Raid6, 5, CHUNK as u32, 16 * CHUNK).unwrap();
+    let q_slot = geometry.q_slot(2).unwrap();
+    every_state(&geometry, 2..3, |row, state, drives| {
+        let q_log = LOG.offset_bytes + 4096;
+        drives[q_slot].put(q_log, &vec![0; LOG.len_bytes as usize - 4096]);
+        let others = (0..5).filter(|&slot| slot != q_slot);
+        for lost in std::iter::once(Vec::new()).chain(others.map(|slot| vec![slot])) {
+            let drives = copy(&drives);
+            let bad = RefCell::default();
+            let crashed = Crashed { row, drives: &drives, lost: &lost, block_bytes: 4096, bad };
+            let plan = crashed.with_input(|input| {
+                let mut members = Vec::new();
+                for (slot, member) in input.members.iter().enumerate() {
+                    let readable_below_bytes = if slot == q_slot { 0 } else { u64::MAX };
+                    members.push(member.as_ref().map(|member| Member {
+                        medium: member.medium,
+                        data_offset_bytes: DATA_OFFSET,
+                        log: member.log,
+                        readable_below_bytes,
+                        bad: member.bad,
+                    }));
+                }
+                let input = Input { members: &members, ..*input };
+                let plan = plan(&input);
+                apply(&input, &plan).unwrap();
+                plan
+            });
+            let p_is_there = !lost.contains(&geometry.parity_slot(2));
+            assert_eq!(plan.replayed, usize::from(p_is_there), "{state:b} {lost:?}");
+            crashed.bad.borrow_mut().extend(plan.bad);
+            crashed.check();
+        }
+    });
+}

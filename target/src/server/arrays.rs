@@ -467,6 +467,15 @@ impl Prospect {
         Ok(Self { name, kind: Kind::Drives(survey), accepted: accepted.clone() })
     }
 
+    /// If it is created: whether what is on its drives is taken as agreeing.
+    #[must_use]
+    pub fn assume_clean(mut self, assume_clean: bool) -> Self {
+        if let Kind::Drives(Survey { decision: Decision::Create(plan), .. }) = &mut self.kind {
+            plan.assume_clean = assume_clean;
+        }
+        self
+    }
+
     /// The array's name.
     pub fn name(&self) -> &str {
         &self.name

@@ -150,8 +150,7 @@ impl ServedArray {
                 return Err(Refusal::conflict(format!("slot {slot} has no drive")));
             }
         }
-        self.shared.fail_member(slot, MemberFault::Operator);
-        if self.state_of(slot) != MemberState::Failed {
+        if !self.shared.fail_member(slot, MemberFault::Operator) {
             return Err(Refusal::conflict(format!(
                 "array {} would be lost without slot {slot}, so it goes on with it; wait until it \
                  is whole (raidfabric wait {} --for healthy)",
@@ -390,8 +389,29 @@ impl ServedArray {
         }
     }
 
-    /// Gives each core a handle on a slot's new drive.
+    /// Gives each core a handle on a slot's new drive, and has it prepared.
     async fn hand_out(
+        &self,
+        cores: &Cores,
+        slot: usize,
+        prepared: &Prepared,
+    ) -> Result<(), Refusal> {
+        self.set_drive(cores, slot, prepared).await?;
+        let places = prepared.places;
+        let admit = move |array: Rc<Array<MemberDrive>>| async move {
+            array.admit_drive(slot, places).await
+        };
+        match cores.first(self.index, admit).await {
+            Some(Ok(())) => Ok(()),
+            Some(Err(error)) => Err(Refusal::failed(format!(
+                "what the drive must hold of the write intent could not be written to it: {error}"
+            ))),
+            None => Err(Refusal::failed("the daemon is stopping")),
+        }
+    }
+
+    /// Gives each core a handle on a slot's new drive.
+    async fn set_drive(
         &self,
         cores: &Cores,
         slot: usize,
@@ -420,17 +440,41 @@ impl ServedArray {
             answer
                 .map_err(|error| Refusal::conflict(format!("the drive does not fit: {error}")))?;
         }
-        let places = prepared.places;
-        let admit = move |array: Rc<Array<MemberDrive>>| async move {
-            array.admit_drive(slot, places).await
+        Ok(())
+    }
+
+    /// Takes the drive again without which the array has failed.
+    pub(super) async fn mend(
+        &self,
+        cores: &Cores,
+        drive: PathBuf,
+        slot: usize,
+    ) -> Result<Done, Refusal> {
+        let _changing = self.changing.lock().await;
+        let Some(handle) = self.handle() else {
+            return Err(Refusal::conflict("members in memory do not come back"));
         };
-        match cores.first(self.index, admit).await {
-            Some(Ok(())) => Ok(()),
-            Some(Err(error)) => Err(Refusal::failed(format!(
-                "what the drive must hold of the write intent could not be written to it: {error}"
-            ))),
-            None => Err(Refusal::failed("the daemon is stopping")),
+        let late = self.label(slot).map_or(0, |label| label.limit.late.count());
+        if late > 0 {
+            return Err(Refusal::conflict(format!(
+                "{late} requests to slot {slot} have not ended, and could overwrite newer data later"
+            )));
         }
+        let newcomer = blocking(move || Newcomer::open(&drive)).await?;
+        let name = newcomer.name();
+        let prepared = {
+            let (handle, timeout) = (Arc::clone(handle), self.conduct.member_timeout);
+            blocking(move || reopen(&handle, slot, newcomer, timeout)).await?
+        };
+        self.set_drive(cores, slot, &prepared).await?;
+        self.learn_label(slot, prepared.label.clone());
+        if !self.shared.mend(slot, prepared.has_volatile_cache) {
+            return Err(Refusal::conflict(format!(
+                "{name} is back in slot {slot}, but the array cannot go on with it as it was; \
+                 restart the daemon, which assembles it anew"
+            )));
+        }
+        Ok(Done::new(format!("{name} is back in slot {slot} of array {}", self.name())))
     }
 
     /// Undoes what was done for a drive that did not become a member.
@@ -459,6 +503,7 @@ pub(super) struct Added {
 struct Prepared {
     label: Label,
     data_offset_bytes: u64,
+    has_volatile_cache: bool,
     /// Where the write intent is on it.
     places: IntentPlaces,
     /// What is known of it, if it was this slot's member and what it misses is known.
@@ -481,7 +526,7 @@ fn prepare(
     timeout: Duration,
 ) -> Result<Prepared, Refusal> {
     let Newcomer { medium, examined } = newcomer;
-    let identity = medium.identity().clone();
+    let (identity, has_volatile_cache) = (medium.identity().clone(), medium.has_volatile_cache());
     let mut handle = handle.lock().unwrap_or_else(PoisonError::into_inner);
     let component_bytes = handle.info().geometry.component_bytes;
     let misses = handle.missed_by(slot, &examined).map_err(Refusal::failed)?;
@@ -502,7 +547,30 @@ fn prepare(
     let data_offset_bytes = handle.member(slot).map_or(0, |member| member.data_offset_bytes());
     let label = Label { identity, limit: TimeLimit { timeout, ..TimeLimit::default() } };
     let places = handle.intent_places(slot);
-    Ok(Prepared { label, data_offset_bytes, places, returning })
+    Ok(Prepared { label, data_offset_bytes, has_volatile_cache, places, returning })
+}
+
+/// Puts a new handle on a member's drive in place of the old one. Blocking.
+fn reopen(
+    handle: &Handle,
+    slot: usize,
+    newcomer: Newcomer,
+    timeout: Duration,
+) -> Result<Prepared, Refusal> {
+    let Newcomer { medium, examined } = newcomer;
+    let (identity, has_volatile_cache) = (medium.identity().clone(), medium.has_volatile_cache());
+    let mut handle = handle.lock().unwrap_or_else(PoisonError::into_inner);
+    handle.reopen(slot, medium, &examined).map_err(|medium| {
+        Refusal::conflict(format!(
+            "{}: its superblock is not what slot {slot} was last given; it is another drive, or was \
+             used elsewhere meanwhile",
+            medium.identity()
+        ))
+    })?;
+    let data_offset_bytes = handle.member(slot).map_or(0, |member| member.data_offset_bytes());
+    let label = Label { identity, limit: TimeLimit { timeout, ..TimeLimit::default() } };
+    let places = handle.intent_places(slot);
+    Ok(Prepared { label, data_offset_bytes, has_volatile_cache, places, returning: None })
 }
 
 /// Does what blocks where that does not matter.

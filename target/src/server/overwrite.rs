@@ -92,6 +92,13 @@ impl Overwrite {
         }
     }
 
+    /// Whether what is on its drives is taken as agreeing.
+    #[must_use]
+    pub fn assume_clean(mut self, assume_clean: bool) -> Self {
+        self.new.assume_clean = assume_clean;
+        self
+    }
+
     /// The array's name.
     pub fn name(&self) -> &str {
         &self.name

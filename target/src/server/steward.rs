@@ -25,6 +25,7 @@ use raidfabric_raid::drive::DriveError;
 use raidfabric_raid::metadata::superblock::Role;
 
 use super::cores::Cores;
+use super::report::Refusal;
 use super::served::ServedArray;
 use super::spares;
 
@@ -91,6 +92,9 @@ impl Steward {
         }
         self.hold(Instant::now());
         self.note_lacks(Instant::now());
+        if self.failure.is_some() && self.array.handle().is_some() {
+            self.mend().await;
+        }
         if self.array.handle().is_none() || self.lacking_since.iter().all(Option::is_none) {
             return;
         }
@@ -181,6 +185,47 @@ impl Steward {
         states.filter(may).map(|(slot, _)| slot)
     }
 
+    /// Takes drives again without which the array has failed.
+    async fn mend(&mut self) {
+        let shared = Arc::clone(&self.array.shared);
+        let is_gone = |slot: &usize| shared.member_fault(*slot).is_some_and(was_gone);
+        let states = (0..).zip(&self.told).filter(|(_, state)| **state == MemberState::InSync);
+        let slots: Vec<usize> = states.map(|(slot, _)| slot).filter(is_gone).collect();
+        if slots.is_empty() {
+            return;
+        }
+        for found in self.find().await {
+            let Role::Active(slot) = found.summary.role else { continue };
+            let (slot, mark) = (usize::from(slot), (found.identity.kind, found.summary.events));
+            if !slots.contains(&slot)
+                || self.was_refused(mark)
+                || self.is_used_elsewhere(&found, slot)
+            {
+                continue;
+            }
+            let drive = found.identity.to_string();
+            match self.array.mend(&self.cores, found.path, slot).await {
+                Ok(done) => tracing::warn!(array = self.array.name(), "{}", done.message),
+                Err(refusal) => self.refuse(mark, slot, &drive, &refusal),
+            }
+        }
+    }
+
+    fn was_refused(&self, mark: (Kind, u64)) -> bool {
+        self.refused.get(&mark).is_some_and(|at| at.elapsed() < REFUSAL_PATIENCE)
+    }
+
+    /// A drive of the array could not be had; it is left alone for a while.
+    fn refuse(&mut self, mark: (Kind, u64), slot: usize, drive: &str, refusal: &Refusal) {
+        self.refused.insert(mark, Instant::now());
+        tracing::error!(
+            array = self.array.name(),
+            slot,
+            drive,
+            "a drive of the array is here, and is not taken: {refusal}"
+        );
+    }
+
     /// Takes drives again that belong to slots which lack them.
     async fn bring_back(&mut self) {
         let slots: Vec<usize> = self.returning_slots().collect();
@@ -188,23 +233,16 @@ impl Steward {
             let Role::Active(slot) = found.summary.role else { continue };
             let slot = usize::from(slot);
             let mark = (found.identity.kind, found.summary.events);
-            let was_refused =
-                self.refused.get(&mark).is_some_and(|at| at.elapsed() < REFUSAL_PATIENCE);
-            if !slots.contains(&slot) || was_refused || self.is_used_elsewhere(&found, slot) {
+            if !slots.contains(&slot)
+                || self.was_refused(mark)
+                || self.is_used_elsewhere(&found, slot)
+            {
                 continue;
             }
             let drive = found.identity.to_string();
             match self.array.add(&self.cores, found.path, Some(slot)).await {
                 Ok(done) => tracing::warn!(array = self.array.name(), "{}", done.message),
-                Err(refusal) => {
-                    self.refused.insert(mark, Instant::now());
-                    tracing::error!(
-                        array = self.array.name(),
-                        slot,
-                        drive,
-                        "a drive of the array is here, and is not taken: {refusal}"
-                    );
-                }
+                Err(refusal) => self.refuse(mark, slot, &drive, &refusal),
             }
         }
     }
@@ -265,18 +303,45 @@ impl Steward {
 /// Whether the drive of a slot in this state is taken again as soon as it is there: it was never
 /// there, or has gone. What failed in another way, or was taken out by an operator, is not.
 fn may_return(state: MemberState, fault: Option<MemberFault>) -> bool {
-    let was_gone = matches!(
-        fault,
-        None | Some(
-            MemberFault::Write(DriveError::Gone)
-                | MemberFault::Flush(DriveError::Gone)
-                | MemberFault::Unreachable(DriveError::Gone)
-                | MemberFault::Superblock(DriveError::Gone)
-        )
-    );
     match state {
-        MemberState::Missing => was_gone,
-        MemberState::Failed => was_gone && fault.is_some(),
+        MemberState::Missing => fault.is_none_or(was_gone),
+        MemberState::Failed => fault.is_some_and(was_gone),
         MemberState::InSync | MemberState::Rebuilding => false,
+    }
+}
+
+/// Whether a member failed because its drive was not there any more.
+fn was_gone(fault: MemberFault) -> bool {
+    matches!(
+        fault,
+        MemberFault::Write(DriveError::Gone)
+            | MemberFault::Flush(DriveError::Gone)
+            | MemberFault::Unreachable(DriveError::Gone)
+            | MemberFault::Superblock(DriveError::Gone)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_failed_while_it_was_there_does_not_come_back_by_itself() {
+        let gone = Some(MemberFault::Unreachable(DriveError::Gone));
+        let broken = Some(MemberFault::Write(DriveError::Io { errno: 5 }));
+        for (state, fault, expected) in [
+            (MemberState::Missing, None, true),
+            (MemberState::Missing, gone, true),
+            (MemberState::Missing, broken, false),
+            (MemberState::Missing, Some(MemberFault::Operator), false),
+            (MemberState::Failed, gone, true),
+            (MemberState::Failed, broken, false),
+            (MemberState::Failed, Some(MemberFault::Write(DriveError::TimedOut)), false),
+            (MemberState::Failed, Some(MemberFault::Operator), false),
+            (MemberState::InSync, None, false),
+            (MemberState::Rebuilding, None, false),
+        ] {
+            assert_eq!(may_return(state, fault), expected, "{state:?} {fault:?}");
+        }
     }
 }

@@ -108,12 +108,13 @@ impl Facts {
         };
         let name = &self.name;
         if self.is_stopped {
-            let cure = format!("raidfabric array assemble {name}");
+            let cure = format!("restart the daemon to serve array {name} again");
             add(Severity::Failed, "an operator has stopped it".into(), Some(cure));
         }
         if let Some(failure) = &self.failure {
-            let cure = "bring the drives back that were lost last: they are taken again as soon as \
-                        they are there; the kernel's log (dmesg) says what happened to them";
+            let cure = "bring the drives back that were lost last, and if it does not go on by \
+                        itself then, restart the daemon; the kernel's log (dmesg) says what happened \
+                        to them";
             add(Severity::Failed, format!("it takes no more writes: {failure}"), Some(cure.into()));
         }
         for member in self.lost() {

@@ -56,7 +56,7 @@ fn blank_drives_become_an_array_which_is_then_left_alone() {
         "array fast: created\n",
         &uuid,
         "raid10, chunk 64 KiB, 4 drives",
-        "consistency  resync after an unclean stop; the copies are equal now",
+        "consistency  bitmap: after a crash what was being written is made good; its redundancy is whole",
         "slot 0       ",
         text(&drives[3]),
         "now: raidfabric serve ",
@@ -302,4 +302,16 @@ fn what_cannot_become_an_array_is_refused_before_a_drive_is_wiped() {
     let run = create(&config, &["--overwrite", text(&drives[0]), "--yes"]);
     assert!(run.fails(2).contains(text(&drives[1])), "too small, and named: {run:?}");
     assert!(before == snapshot(&drives));
+}
+
+#[test]
+fn assuming_that_drives_agree_says_what_is_risked() {
+    let folder = folder();
+    let drives = ["a", "b", "c"].map(|name| drive(folder.path(), name, 32));
+    let config = configuration(folder.path(), &[("fast", "raid5", &drives)]);
+    let run = create(&config, &["--assume-clean"]);
+    assert!(run.succeeds().contains("ppl: after a crash its log is replayed"), "{run:?}");
+    assert!(run.err.contains("a lost member's are computed wrong"), "{run:?}");
+    let again = create(&config, &["--assume-clean"]);
+    assert!(!again.succeeds().is_empty() && !again.err.contains("computed wrong"), "{again:?}");
 }

@@ -58,7 +58,7 @@ fn replay(arguments: &[String]) -> Result<bool, String> {
     for folder in folders {
         let begin = Instant::now();
         let run = Run::read(&folder, Path::new(logs))?;
-        let failures = points(&run, &settings)?;
+        let failures = crashes(&run, &settings)?;
         for (point, what) in &failures {
             println!("{}, point {point}: {what}", run.name);
             println!("again: {} {} {point}", arguments[..5].join(" "), settings.seed);
@@ -80,14 +80,15 @@ fn replay(arguments: &[String]) -> Result<bool, String> {
 }
 
 /// Checks a run's crashes; what is wrong with those that fail.
-fn points(run: &Run, settings: &Settings) -> Result<Vec<(usize, String)>, String> {
+fn crashes(run: &Run, settings: &Settings) -> Result<Vec<(usize, String)>, String> {
     let moments = run.moments(settings.points, settings.seed);
     let failures = Mutex::new(Vec::new());
     let work = |worker: usize| -> Result<(), String> {
         let directory = settings.work.join(format!("crash{worker}"));
         let mut checker = Checker::new(run, &settings.program, &directory)?;
         for (point, moment) in moments.iter().enumerate() {
-            if settings.only.map_or(point % WORKERS != worker, |only| only != point || worker != 0) {
+            if settings.only.map_or(point % WORKERS != worker, |only| only != point || worker != 0)
+            {
                 continue;
             }
             if let Err(what) = checker.check(moment) {

@@ -154,7 +154,10 @@ async fn read_all(address: SocketAddr) -> Result<Vec<Read>, Error> {
         tasks.push(tokio::spawn(async move {
             let mut read = Vec::new();
             for begin in (task * READ_BLOCKS..blocks).step_by((READS * READ_BLOCKS) as usize) {
-                read.push((begin, read_some(&volume, begin, READ_BLOCKS.min(blocks - begin)).await?));
+                read.push((
+                    begin,
+                    read_some(&volume, begin, READ_BLOCKS.min(blocks - begin)).await?,
+                ));
             }
             Result::<_, Error>::Ok(read)
         }));

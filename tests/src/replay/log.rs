@@ -43,8 +43,7 @@ pub fn places(file: &File, begin_bytes: u64, requests: &[Request]) -> io::Result
             continue;
         }
         let discard = flags & DISCARD != 0;
-        let kind =
-            if discard { Kind::Discard } else { Kind::Write { fua: flags & FUA != 0 } };
+        let kind = if discard { Kind::Discard } else { Kind::Write { fua: flags & FUA != 0 } };
         let place = begin_bytes + at * SECTOR_BYTES;
         logged.entry((kind, sector, sectors)).or_default().push_back(place);
         at += if discard { 0 } else { sectors };

@@ -134,7 +134,9 @@ impl Run {
         let fua = ends(|kind| kind == Kind::Write { fua: true });
         let mut moments: Vec<Moment> = (0..count)
             .map(|at| {
-                let pick = |random: &mut Random, from: &[Time]| random.choose(from) + random.below(2) as usize;
+                let pick = |random: &mut Random, from: &[Time]| {
+                    random.choose(from) + random.below(2) as usize
+                };
                 let now = match at % 3 {
                     0 if !flushes.is_empty() => pick(&mut random, &flushes),
                     1 if !fua.is_empty() => pick(&mut random, &fua),

@@ -91,7 +91,10 @@ impl<'run> Checker<'run> {
                 vec![first, second]
             }
             // One of each pair.
-            "raid10" => (0..members as usize).step_by(2).map(|slot| slot + random.below(2) as usize).collect(),
+            "raid10" => (0..members as usize)
+                .step_by(2)
+                .map(|slot| slot + random.below(2) as usize)
+                .collect(),
             _ => vec![first],
         }
     }

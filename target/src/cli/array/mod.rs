@@ -18,7 +18,7 @@ use super::confirm::{Doom, confirm};
 use super::status::StatusCommand;
 use super::{ConfigFile, Failure, check, print, start_logging};
 use crate::config::drives::{Absence, Drives};
-use crate::config::{Array, Config, Level, format_bytes};
+use crate::config::{Array, Config, Consistency, format_bytes};
 use crate::server::{
     self, Accepted, OpenArray, Outlook, Overwrite, Prospect, StateDirectory, homehost, present,
 };
@@ -36,7 +36,7 @@ pub(super) enum Command {
     Examine(examine::Examine),
     /// Say how the arrays are, what is wrong, and what to do
     Status(StatusCommand),
-    /// Stop an array of a running daemon, and give its drives back
+    /// Stop writes to an array of a running daemon, and mark it clean
     Stop(verbs::Stop),
     /// Put a drive into an array of a running daemon, and rebuild it
     Add(verbs::Add),
@@ -94,6 +94,10 @@ pub(super) struct Create {
     /// Do not ask before overwriting the drives that are named
     #[arg(long, requires = "overwrite")]
     yes: bool,
+    /// Take what is on the drives as agreeing, so that nothing is built: blocks that were never
+    /// written may then read differently from each copy, and parity may be wrong there
+    #[arg(long)]
+    assume_clean: bool,
 }
 
 /// What is to be done about an array.
@@ -104,6 +108,12 @@ enum Work<'a> {
     Create(&'a Array, Prospect),
     /// Some of its drives are to be wiped first.
     Overwrite(&'a Array, Overwrite),
+}
+
+impl Work<'_> {
+    fn creates(&self) -> bool {
+        !matches!(self, Self::Nothing(_))
+    }
 }
 
 impl Create {
@@ -117,8 +127,18 @@ impl Create {
         let works = selected
             .into_iter()
             .zip(victims)
-            .map(|((array, drives), victims)| look(array, drives, victims, state.as_ref()))
+            .map(|((array, drives), victims)| {
+                look(array, drives, victims, state.as_ref(), self.assume_clean)
+            })
             .collect::<Result<Vec<_>, _>>()?;
+        if self.assume_clean && works.iter().any(Work::creates) {
+            print::note(
+                "raidfabric: as you say, what is on the drives is taken as agreeing. If it does not, \
+                 blocks that were never written read differently from time to time, and a lost \
+                 member's are computed wrong until their stripe has been written whole; `raidfabric \
+                 array repair` makes it good",
+            );
+        }
         self.confirm(&works)?;
         let mut created = false;
         for work in works {
@@ -170,10 +190,11 @@ fn look<'a>(
     drives: &Drives,
     victims: Vec<usize>,
     state: Option<&StateDirectory>,
+    assume_clean: bool,
 ) -> Result<Work<'a>, Failure> {
     if let (Drives::Paths(listed), false) = (drives, victims.is_empty()) {
         return Overwrite::look(array, listed, victims, homehost(), state)
-            .map(|overwrite| Work::Overwrite(array, overwrite))
+            .map(|overwrite| Work::Overwrite(array, overwrite.assume_clean(assume_clean)))
             .map_err(Failure::refused);
     }
     match Outlook::look(array, drives, state).map_err(Failure::refused)? {
@@ -183,7 +204,7 @@ fn look<'a>(
         ))),
         Outlook::Exists(info) => Ok(Work::Nothing(exists(array, &info))),
         Outlook::Blank => Prospect::look(array, drives, homehost(), state, &Accepted::default())
-            .map(|prospect| Work::Create(array, prospect))
+            .map(|prospect| Work::Create(array, prospect.assume_clean(assume_clean)))
             .map_err(Failure::refused),
     }
 }
@@ -226,7 +247,7 @@ fn created(array: &Array, open: &OpenArray) -> String {
         array.level,
         names.len(),
         format_bytes(open.geometry.capacity_bytes()),
-        consistency(array.level, open.resync_position_bytes == u64::MAX),
+        consistency(open),
     );
     for (slot, name) in names.iter().enumerate() {
         text.push_str(&format!("  slot {slot:<7} {name}\n"));
@@ -234,14 +255,19 @@ fn created(array: &Array, open: &OpenArray) -> String {
     text
 }
 
-/// What keeps the copies equal, and whether they are.
-fn consistency(level: Level, in_sync: bool) -> &'static str {
-    match (level, in_sync) {
-        (Level::Raid0, _) => "none: there are no copies, and a lost drive loses the array",
-        (_, true) => "resync after an unclean stop; the copies are equal now",
-        (_, false) => {
-            "resync after an unclean stop; `serve` makes the copies equal in the background"
+/// What makes the array consistent after a crash, and whether its redundancy is whole.
+fn consistency(open: &OpenArray) -> String {
+    let what = match open.consistency {
+        Consistency::None => {
+            return "none: there are no copies, and a lost drive loses the array".to_owned();
         }
+        Consistency::Resync => "resync: after a crash all of it is made good",
+        Consistency::Bitmap => "bitmap: after a crash what was being written is made good",
+        Consistency::Ppl => "ppl: after a crash its log is replayed",
+    };
+    match open.resync_position_bytes == u64::MAX {
+        true => format!("{what}; its redundancy is whole now"),
+        false => format!("{what}; `serve` builds its redundancy in the background"),
     }
 }
 

@@ -30,10 +30,9 @@ fn ask(socket: &Socket, array: &str, request: &Request) -> Result<(), Failure> {
 /// Arguments of `array stop`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Writes under way are finished, the array is marked clean, and its drives are given \
-                  back; hosts are told that the namespace is not ready. `raidfabric array assemble \
-                  ARRAY` starts it again. To stop everything, stop the daemon.\n\nExample: \
-                  raidfabric array stop fast"
+    after_help = "Writes under way are finished, the array is marked clean, and no further write is \
+                  taken: hosts are told that the namespace is not ready, and try again. Its drives \
+                  stay with the daemon until that ends.\n\nExample: raidfabric array stop fast"
 )]
 pub(in crate::cli) struct Stop {
     #[command(flatten)]

@@ -27,7 +27,7 @@ use crate::server::report::{Done, Refusal, RefusalKind, Status};
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(tag = "verb", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
-    /// Stop it: finish its writes, mark it clean, give its drives back.
+    /// Stop it: finish its writes, mark it clean, take no more.
     Stop,
     /// Start an array that waits for members, or was stopped.
     Assemble {

@@ -74,12 +74,15 @@ fn level(name: &str) -> Result<Level> {
 }
 
 fn make(name: &str, chunk_kib: u64, drives: &[&str]) -> Result<()> {
+    let level = level(name)?;
     let new = NewArray {
         name: "check".into(),
         homehost: Some("mdcheck".into()),
-        level: level(name)?,
+        level,
         chunk_bytes: chunk_kib << 10,
         uuid: None,
+        consistency: None,
+        assume_clean: false,
     };
     let devices = open_all(drives)?;
     let examined: Vec<_> = devices.iter().map(examine).collect::<std::result::Result<_, _>>()?;
@@ -106,10 +109,11 @@ fn report(handle: &ArrayHandle<OpenDevice>) {
     let info = handle.info();
     let geometry = &info.geometry;
     println!(
-        "{} {} of {}, chunk {}, component {}, size {}, events {}, resync from {:?}, uuid {}",
+        "{} {} of {}, consistency {}, chunk {}, component {}, size {}, events {}, resync from {:?}, uuid {}",
         info.set_name,
         geometry.level,
         geometry.members,
+        info.consistency,
         geometry.chunk_bytes,
         geometry.component_bytes,
         info.size_bytes(),

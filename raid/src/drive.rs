@@ -72,6 +72,10 @@ pub trait Drive {
     fn late_operations(&self) -> usize {
         0
     }
+
+    /// The drive is not used any more through this handle: what is under way through it may end at
+    /// once, with [`DriveError::TimedOut`], and counts as late until it has ended below.
+    fn give_up(&self) {}
 }
 
 /// Why a read failed, and its buffer.

@@ -85,6 +85,13 @@ impl Drive for MemberDrive {
             Self::Memory(drive) => drive.late_operations(),
         }
     }
+
+    fn give_up(&self) {
+        match self {
+            Self::Uring(drive) => drive.give_up(),
+            Self::Memory(drive) => drive.give_up(),
+        }
+    }
 }
 
 /// A range of an array. Offsets of its operations are the namespace's own; the controller has

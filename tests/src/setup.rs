@@ -167,7 +167,9 @@ impl Setup {
         let text = self.yaml();
         let loaded = config::parse(Path::new("test.yaml"), &text)
             .unwrap_or_else(|error| panic!("{error}\n{text}"));
-        let drives = loaded.drives().unwrap_or_else(|error| panic!("{error}"));
+        let drives = loaded
+            .drives(raidfabric::config::drives::Absence::Refused)
+            .unwrap_or_else(|error| panic!("{error}"));
         // Threads are named and pinned by this list. Where there are fewer processors than a test
         // wants cores, some share one.
         let available = Available::read().unwrap();

@@ -70,6 +70,10 @@ pub enum WriteFailure {
     /// The array has failed before; it takes no more writes.
     #[error("the array has failed and takes no more writes")]
     ArrayFailed,
+    /// A drive came back without power, and with it what it had in its cache may be gone. Flushes
+    /// after this one say nothing of it.
+    #[error("a drive has lost power, and what was written and not flushed may be gone")]
+    CacheLost,
     /// The core that had to do it has stopped serving the array.
     #[error("the core that owns the range has stopped")]
     OwnerStopped,

@@ -55,6 +55,11 @@ impl<D: Drive> Member<D> {
         self.drive.late_operations()
     }
 
+    /// It is out: nobody waits for it any longer.
+    pub(super) fn give_up(&self) {
+        self.drive.give_up();
+    }
+
     pub(super) fn cannot_zero(&self) -> bool {
         self.cannot_zero.get()
     }

@@ -29,6 +29,7 @@ use super::shared::{Rare, Settings, Shared, WriteState};
 use super::slots::SlotSet;
 use crate::drive::DriveError;
 use crate::geometry::Geometry;
+use crate::mutation::mutation;
 
 /// Read errors count against a member for this long.
 const READ_ERROR_WINDOW: Duration = Duration::from_secs(3600);
@@ -97,9 +98,15 @@ pub enum MemberFault {
 }
 
 impl MemberFault {
-    /// Whether the member may lack writes that it had acknowledged, or that others have.
+    /// Whether the member may lack writes that it had acknowledged.
     fn loses_writes(self) -> bool {
         matches!(self, Self::Flush(_) | Self::Superblock(_))
+    }
+
+    /// Whether an array that cannot do without the member has failed with it. Otherwise it stays,
+    /// for want of a better one.
+    fn is_fatal(self) -> bool {
+        !matches!(self, Self::ReadErrors(_) | Self::BadBlocksFull | Self::Operator)
     }
 }
 
@@ -177,6 +184,11 @@ pub(super) struct Membership {
     devices: Vec<u64>,
     next_device: u64,
     suspect: SlotSet,
+    /// Those without which the array has failed.
+    needed: SlotSet,
+    /// The array has failed in a way that no drive's return mends.
+    is_final: bool,
+    is_stopped: bool,
     /// When each member had its latest read errors.
     read_errors: Vec<VecDeque<Duration>>,
     failure: Option<Failure>,
@@ -211,6 +223,9 @@ impl Membership {
             devices: (0..count as u64).collect(),
             next_device: count as u64,
             suspect: SlotSet::EMPTY,
+            needed: SlotSet::EMPTY,
+            is_final: false,
+            is_stopped: false,
             read_errors: vec![VecDeque::new(); count],
             failure: None,
             hold: Hold::Off,
@@ -226,6 +241,7 @@ impl Membership {
         membership.map = membership.copy_map(1);
         if !is_complete(&settings.geometry, membership.map.in_sync) {
             membership.failure = Some(Failure::Incomplete);
+            membership.is_final = true;
         }
         membership
     }
@@ -296,6 +312,7 @@ impl Membership {
 
     /// The array is being stopped: nobody waits for it any more.
     pub(super) fn stop(&mut self) {
+        self.is_stopped = true;
         if self.hold == Hold::Waiting {
             self.hold = Hold::Over;
         }
@@ -347,8 +364,10 @@ impl Shared {
     }
 
     /// The member cannot be used any more. If the level can do without it, it is out from now on
-    /// and commands go on; otherwise the array has failed. Does nothing if it is out already.
-    pub fn fail_member(&self, slot: usize, fault: MemberFault) {
+    /// and commands go on. Otherwise the array has failed, unless the member can be used after all
+    /// (it had too many read errors; the operator wants it out). Says whether it is out; does
+    /// nothing if it was already.
+    pub fn fail_member(&self, slot: usize, fault: MemberFault) -> bool {
         let mut rare = self.rare();
         let membership = &mut rare.membership;
         let state = membership.members.get(slot).copied();
@@ -359,22 +378,71 @@ impl Shared {
                 is_complete(&self.geometry, rest)
             }
             Some(MemberState::Rebuilding) => true,
-            _ => return,
+            Some(_) => return true,
+            None => return false,
         };
         if !can_lose {
-            if fault.loses_writes() {
-                membership.suspect.insert(slot);
+            if fault.is_fatal() {
+                if fault.loses_writes() {
+                    membership.suspect.insert(slot);
+                }
+                membership.needed.insert(slot);
+                membership.faults[slot] = Some(fault);
+                self.fail_locked(rare, Failure::Member { slot, fault });
             }
-            return self.fail_locked(rare, Failure::Member { slot, fault });
+            return false;
         }
         membership.members[slot] = MemberState::Failed;
         membership.faults[slot] = Some(fault);
         self.map_changed(rare);
+        true
     }
 
-    /// The array has failed: from now on no write and no flush succeeds.
+    /// The array has failed for good: from now on no write and no flush succeeds.
     pub(super) fn fail(&self, failure: Failure) {
-        self.fail_locked(self.rare(), failure);
+        let mut rare = self.rare();
+        rare.membership.is_final = true;
+        self.fail_locked(rare, failure);
+    }
+
+    /// The drive of a member without which the array has failed is back in its slot, on every
+    /// core, and all operations on the old handles have ended. When the last of them is back the
+    /// array works again, and commands that were held are tried again. `cache_was_lost`: the drive
+    /// has a volatile cache and may have been without power; then one flush on each core fails, to
+    /// say so.
+    ///
+    /// False if that cannot be: the member has lost what it had acknowledged for sure, or the level
+    /// has parity, which may be wrong where writes were under way and is needed to stand in for
+    /// others; such an array has to be assembled again.
+    pub fn mend(&self, slot: usize, cache_was_lost: bool) -> bool {
+        let mut rare = self.rare();
+        let membership = &mut rare.membership;
+        if !membership.needed.contains(slot)
+            || membership.suspect.contains(slot)
+            || membership.is_final
+            || self.geometry.parities() > 0
+        {
+            return false;
+        }
+        self.forget_drive(slot);
+        membership.needed.remove(slot);
+        membership.faults[slot] = None;
+        if cache_was_lost {
+            self.lost_caches.fetch_add(1, Ordering::SeqCst);
+        }
+        if membership.needed.is_empty() {
+            membership.failure = None;
+            let is_active = membership.active && self.recorded_version() >= membership.active_since;
+            let state = match is_active {
+                _ if membership.is_stopped => WriteState::Stopped,
+                true => WriteState::Active,
+                false => WriteState::Clean,
+            };
+            self.hot.state.store(state as u8, Ordering::SeqCst);
+        }
+        self.refresh_map(membership);
+        Self::wake_all(rare);
+        true
     }
 
     fn fail_locked(&self, mut rare: MutexGuard<'_, Rare>, failure: Failure) {
@@ -527,7 +595,8 @@ impl Shared {
     pub fn record_failed(&self, slot: usize, error: DriveError) {
         if error != DriveError::NoSpace {
             self.member_flush(slot).fail(error);
-            return self.fail_member(slot, MemberFault::Superblock(error));
+            self.fail_member(slot, MemberFault::Superblock(error));
+            return;
         }
         let mut rare = self.rare();
         rare.membership.failed_records += 1;
@@ -567,6 +636,9 @@ impl Shared {
     /// # Errors
     /// If the array has failed, or a superblock finds no space.
     pub(super) async fn settled(&self) -> Result<(), ArrayError> {
+        if mutation!("acknowledge-before-settled") {
+            return Ok(());
+        }
         let needed = self.hot.map_version.load(Ordering::Acquire);
         if self.recorded_version() >= needed && self.write_state() != WriteState::Failed {
             return Ok(());

@@ -29,6 +29,8 @@
 mod agreement;
 mod bad_blocks;
 mod error;
+#[cfg(test)]
+mod failure_tests;
 mod fan;
 mod flush;
 mod intent;
@@ -48,9 +50,10 @@ mod timer;
 mod view;
 mod write;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 pub use agreement::IN_SYNC;
 pub use bad_blocks::BadRange;
@@ -113,6 +116,8 @@ pub struct Array<D> {
     zeros: SharedBuffer,
     block_bytes: u32,
     has_volatile_cache: bool,
+    /// Of [`Shared`]'s count of lost caches, those that a flush here has told of.
+    told_caches: Cell<u64>,
 }
 
 impl<D: Drive> Array<D> {
@@ -182,6 +187,7 @@ impl<D: Drive> Array<D> {
             zeros: zeros.freeze(),
             block_bytes,
             has_volatile_cache,
+            told_caches: Cell::new(shared.lost_caches.load(Ordering::SeqCst)),
             shared,
         })
     }

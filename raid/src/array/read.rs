@@ -18,6 +18,7 @@ use super::{Answer, Array};
 use crate::buffer::{Buffer, Pool};
 use crate::drive::{Drive, DriveError, ReadFailure};
 use crate::geometry::{Extent, Place};
+use crate::mutation::mutation;
 
 /// A read that continues a stream may find this many more reads under way on its drive than on
 /// another before it moves there.
@@ -103,7 +104,7 @@ impl<D: Drive> Array<D> {
             let (drive, offset_bytes_there) = member.drive_at(place.offset_bytes);
             let result = drive.read(offset_bytes_there, buffer).await;
             drop(under_way);
-            let is_current = self.shared.epoch() == epoch;
+            let is_current = self.shared.epoch() == epoch || mutation!("no-epoch-check-after-read");
             match result {
                 Ok(read) if is_current => return Ok(read),
                 // The member may have missed a write meanwhile that was acknowledged.
@@ -127,7 +128,8 @@ impl<D: Drive> Array<D> {
         if extent.copies == 1 {
             return Some(extent.place(0)).filter(is_readable);
         }
-        if !self.agrees(&(offset_bytes..end_bytes)) {
+        let agrees = self.agrees(&(offset_bytes..end_bytes));
+        if !agrees && !mutation!("read-dirty-beside-owner") {
             return None;
         }
         let start = (self.shared.geometry().shard_of(offset_bytes) % extent.copies as u64) as usize;
@@ -274,7 +276,9 @@ impl<D: Drive> Array<D> {
         let geometry = self.shared.geometry();
         let end_bytes = offset_bytes + buffer.len() as u64;
         let lock = self.locks.enter(geometry.shard_of(offset_bytes), offset_bytes..end_bytes);
-        lock.held().await;
+        if !mutation!("repair-without-lock") {
+            lock.held().await;
+        }
         let mut joined = Joined::default();
         let mut rest = buffer;
         for extent in geometry.extents(offset_bytes, end_bytes - offset_bytes) {
@@ -410,7 +414,8 @@ impl<D: Drive> Array<D> {
         fan_out(targets().count(), writes, |result| outcome.add(result)).await;
         armed.disarm();
         drop(permit);
-        let settled = self.shared.settled().await;
+        // Where copies agreed, whoever lacks the block now has nothing else to answer with.
+        let settled = if agrees { Ok(()) } else { self.shared.settled().await };
         let buffer = match data.try_into_mut() {
             Ok(buffer) => buffer,
             // A drive that has not answered in time still has it.
@@ -421,8 +426,8 @@ impl<D: Drive> Array<D> {
             }
         };
         match settled {
-            Err(error) if !agrees => Err(Unread::new(error, buffer)),
-            _ => Ok(buffer),
+            Err(error) => Err(Unread::new(error, buffer)),
+            Ok(()) => Ok(buffer),
         }
     }
 }

@@ -36,6 +36,7 @@ use super::membership::{Keeper, MemberState, Membership};
 use super::recovery::{Control, Limits};
 use super::stripe::{StripeCounters, StripeStatistics};
 use crate::geometry::Geometry;
+use crate::mutation::mutation;
 
 /// From what the shared part of an array is made.
 pub struct Settings {
@@ -182,6 +183,8 @@ pub struct Shared {
     flushes: Box<[Mutex<Arc<SharedFlush>>]>,
     /// Reads that another copy answered after a read error.
     reads_from_other_copies: AtomicU64,
+    /// How often a drive came back whose cache may be lost.
+    pub(super) lost_caches: AtomicU64,
     pub(super) read_error_limit: u32,
     pub(super) limits: Limits,
     rare: Mutex<Rare>,
@@ -241,6 +244,7 @@ impl Shared {
             members: (0..geometry.members()).map(|_| MemberCounters::default()).collect(),
             flushes: (0..geometry.members()).map(flush).collect(),
             reads_from_other_copies: AtomicU64::new(0),
+            lost_caches: AtomicU64::new(0),
             read_error_limit: settings.read_error_limit.max(1),
             limits: Limits::default(),
             rare: Mutex::new(Rare { membership, recovery: Control::default(), wakers: Vec::new() }),
@@ -329,6 +333,12 @@ impl Shared {
         begun - ended
     }
 
+    /// Writes, on all cores, that have begun since the start, those of background work included:
+    /// while this stays the same nothing is written.
+    pub fn writes_begun(&self) -> u64 {
+        self.cores.iter().map(|core| core.writes_begun.load(Ordering::Relaxed)).sum()
+    }
+
     /// Has the superblocks marked clean if nothing is being written: from a pause (safe mode), or
     /// for good after [`Self::stop_writes`]. False if a write is under way, the array has failed,
     /// or it is clean already. The keeper calls this; whoever records the result flushes all
@@ -365,7 +375,7 @@ impl Shared {
     pub(super) async fn begin_write(&self, core: usize) -> Result<WritePermit<'_>, ArrayError> {
         loop {
             let permit = self.count_write(core);
-            if self.write_state() == WriteState::Active {
+            if self.write_state() == WriteState::Active || mutation!("write-before-active") {
                 return Ok(permit);
             }
             drop(permit);

@@ -13,6 +13,7 @@ use super::{Array, SetupError};
 use crate::buffer::{Buffer, SharedBuffer};
 use crate::drive::{Drive, DriveError, ReadFailure};
 use crate::geometry::Place;
+use crate::mutation::mutation;
 
 /// Which members can be used for a range of the array. Taken under the range's lock it stays true
 /// until the epoch changes.
@@ -33,7 +34,8 @@ impl MapCopy {
     /// the rebuild position or not.
     fn is_readable(&self, slot: usize, place: &Range<u64>, is_rebuilt: bool) -> bool {
         let is_good = self.in_sync.contains(slot) && !self.suspect.contains(slot)
-            || is_rebuilt && self.rebuilding.contains(slot);
+            || (is_rebuilt || mutation!("read-rebuilding-member"))
+                && self.rebuilding.contains(slot);
         is_good
             && !(self.with_bad_blocks.contains(slot)
                 && self.bad_blocks.get(slot).is_some_and(|bad| bad.overlaps(place)))
@@ -43,10 +45,24 @@ impl MapCopy {
 impl<D: Drive> Array<D> {
     /// This core's copy of the map, brought up to date.
     pub(super) fn map(&self) -> Ref<'_, MapCopy> {
-        if self.map.borrow().epoch != self.shared.epoch() {
-            *self.map.borrow_mut() = self.shared.map();
-        }
+        self.look();
         Ref::map(self.map.borrow(), |map| &**map)
+    }
+
+    /// Looks whether the members have changed, and ends the waiting for those that are out. Every
+    /// request does; on a core that has none, call it now and then.
+    pub fn look(&self) {
+        if self.map.borrow().epoch == self.shared.epoch() {
+            return;
+        }
+        let new = self.shared.map();
+        let used = new.in_sync.or(new.rebuilding);
+        let old = self.map.replace(new);
+        for slot in old.in_sync.or(old.rebuilding).without(used).iter() {
+            if let Some(member) = self.member(slot) {
+                member.give_up();
+            }
+        }
     }
 
     /// What can be used of the members for a range of the array.
@@ -243,6 +259,7 @@ impl<D: Drive> Array<D> {
     fn fail(&self, slot: usize, member: &Rc<Member<D>>, fault: MemberFault) {
         if self.is_in(slot, member) {
             self.shared.fail_member(slot, fault);
+            self.look();
         }
     }
 

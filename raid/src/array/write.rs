@@ -18,6 +18,7 @@
 //! dropped in between, the array fails rather than let a late write hit newer data.
 
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 
 use futures_util::stream::{self, StreamExt};
 
@@ -33,6 +34,7 @@ use super::{Answer, Array, Done};
 use crate::buffer::{Buffer, SharedBuffer};
 use crate::drive::{Drive, DriveError};
 use crate::geometry::Place;
+use crate::mutation::mutation;
 
 /// Pieces of one large request that are under way at once.
 const PIECES_AT_ONCE: usize = 4;
@@ -213,6 +215,10 @@ impl<D: Drive> Array<D> {
 
     pub(in crate::array) async fn flush_once(&self) -> Done {
         self.check_not_failed()?;
+        let lost_caches = self.shared.lost_caches.load(Ordering::SeqCst);
+        if self.told_caches.replace(lost_caches) != lost_caches {
+            return Err(ArrayError::WriteFailed(WriteFailure::CacheLost));
+        }
         let writable = self.writable();
         let flushes = writable.iter().map(|slot| self.flush_member(slot));
         let mut failed = None;
@@ -322,7 +328,9 @@ impl<D: Drive> Array<D> {
         let lock = geometry
             .is_redundant()
             .then(|| self.locks.enter(geometry.shard_of(offset_bytes), offset_bytes..end_bytes));
-        if let Some(lock) = &lock {
+        if let Some(lock) = &lock
+            && !mutation!("write-without-lock")
+        {
             lock.held().await;
         }
         let (writable, token) = self.prepare(offset_bytes..end_bytes).await?;
@@ -364,6 +372,9 @@ impl<D: Drive> Array<D> {
     /// The members that every write must reach.
     pub(in crate::array) fn writable(&self) -> SlotSet {
         let map = self.map();
+        if mutation!("skip-rebuilding-member") {
+            return map.in_sync;
+        }
         map.in_sync.or(map.rebuilding)
     }
 

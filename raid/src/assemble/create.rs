@@ -9,7 +9,7 @@ use crate::array::{IN_SYNC, MemberState, Wanted};
 use crate::device::Medium;
 use crate::device::signature::Contents;
 use crate::metadata::bitmap::{
-    Bitmap, BitmapSuperblock, MapUnit, NewBitmap, RegionMap, region_bytes_for,
+    Bitmap, BitmapState, BitmapSuperblock, MapUnit, NewBitmap, RegionMap, region_bytes_for,
 };
 use crate::metadata::layout::{
     BAD_BLOCK_LOG_OFFSET_BYTES, BITMAP_BYTES, BITMAP_OFFSET_BYTES, Placement,
@@ -264,8 +264,9 @@ fn first_maps(plan: &CreatePlan, synced_bytes: u64) -> Common {
     }
     let sections = sections(geometry, plan.consistency, plan.placement.private_bytes);
     if sections.iter().any(|s| s.kind == SectionKind::DegradedWriteMap) {
-        common.degraded_map =
-            Some(map(degraded_map_region_bytes(geometry, plan.placement.private_bytes)));
+        let mut map = map(degraded_map_region_bytes(geometry, plan.placement.private_bytes));
+        map.superblock = map.superblock.with_state(BitmapState::STALE);
+        common.degraded_map = Some(map);
     }
     common
 }

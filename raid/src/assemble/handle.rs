@@ -6,21 +6,23 @@
 //! not in force; some members may have it all the same, which the next start, and the next
 //! change, take into account ([`crate::metadata::record`]).
 //!
-//! The way of a start: [`ArrayHandle::assemble`], replay of the logs if the plan says so,
-//! [`ArrayHandle::take_over`], and only then may data cores use the members.
+//! The way of a start: [`ArrayHandle::assemble`], [`ArrayHandle::take_over`],
+//! [`ArrayHandle::replay`], [`ArrayHandle::intent_layout`], and only then may data cores use the
+//! members.
 
 use super::error::UpdateError;
 use super::examine::Examined;
 use super::plan::{ArrayInfo, AssemblyPlan};
 use crate::array::{BadRange, IN_SYNC, MemberState, Wanted};
 use crate::device::Medium;
+use crate::metadata::bitmap::RegionMap;
 use crate::metadata::record::{Before, MetadataWrite, Replica, plan_record};
 use crate::metadata::superblock::Superblock;
 use crate::metadata::take_over::{Common, Kept, plan_take_over};
 use crate::metadata::{Level, Timestamp};
 
 /// A drive in a slot of a running array.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Member<M> {
     slot: usize,
     medium: M,
@@ -61,6 +63,10 @@ impl<M: Medium> Member<M> {
         &self.replica
     }
 
+    pub(super) fn replace_medium(&mut self, medium: M) -> M {
+        std::mem::replace(&mut self.medium, medium)
+    }
+
     pub(super) fn into_medium(self) -> M {
         self.medium
     }
@@ -77,7 +83,7 @@ pub struct Recorded {
 }
 
 /// An array whose drives are ours.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct ArrayHandle<M> {
     info: ArrayInfo,
     /// The drives by slot; a slot may be empty.
@@ -86,6 +92,10 @@ pub struct ArrayHandle<M> {
     recorded: Wanted,
     pub(super) common: Common,
     taken_over: bool,
+    /// The logs have not been replayed yet.
+    awaits_replay: bool,
+    /// Regions that a crash has left inconsistent, as far as they are not known to be repaired.
+    dirty: Option<RegionMap>,
 }
 
 impl<M: Medium> ArrayHandle<M> {
@@ -95,7 +105,15 @@ impl<M: Medium> ArrayHandle<M> {
         recorded: Wanted,
         common: Common,
     ) -> Self {
-        Self { info, members, recorded, common, taken_over: false }
+        Self {
+            info,
+            members,
+            recorded,
+            common,
+            taken_over: false,
+            awaits_replay: false,
+            dirty: None,
+        }
     }
 
     /// Takes the drives of a plan: `drives` and `media` in the order that was examined.
@@ -123,7 +141,8 @@ impl<M: Medium> ArrayHandle<M> {
             bad_blocks: plan.slots.iter().map(|slot| slot.bad_blocks.clone()).collect(),
             devices: (0..).take(plan.slots.len()).collect(),
         };
-        let handle = Self::new(plan.info.clone(), members, recorded, common);
+        let mut handle = Self::new(plan.info.clone(), members, recorded, common);
+        (handle.awaits_replay, handle.dirty) = (plan.replay, plan.dirty.clone());
         (handle, media.into_iter().flatten().collect())
     }
 
@@ -197,6 +216,7 @@ impl<M: Medium> ArrayHandle<M> {
             self.take_over()?;
         }
         let wanted = self.without_older_drives(wanted);
+        let said = self.sayable(&wanted)?;
         if self.recorded.active && !wanted.active {
             self.flush(&wanted)?;
         }
@@ -209,7 +229,7 @@ impl<M: Medium> ArrayHandle<M> {
         let geometry = self.info.geometry;
         let before =
             Before { replicas: &replicas, active: self.recorded.active, geometry: &geometry };
-        let plan = plan_record(&before, &wanted, Timestamp::now()).map_err(|cannot| {
+        let plan = plan_record(&before, &said, Timestamp::now()).map_err(|cannot| {
             let name = self.member(cannot.slot).map_or_else(String::new, |m| m.medium.name());
             UpdateError::Cannot { slot: cannot.slot, name, reason: cannot.reason }
         })?;
@@ -226,6 +246,44 @@ impl<M: Medium> ArrayHandle<M> {
         self.refresh_events();
         self.recorded = wanted;
         Ok(Recorded { events: self.info.events, lost_member: plan.loses_member })
+    }
+
+    /// What the superblocks may say of what is wanted, as long as what a crash has left is not
+    /// repaired: "active" until the logs are replayed, and no position behind a dirty region.
+    fn sayable(&mut self, wanted: &Wanted) -> Result<Wanted, UpdateError> {
+        let mut said = Wanted { active: wanted.active || self.awaits_replay, ..wanted.clone() };
+        if !said.active
+            && let Some(first) = self.first_dirty(&wanted.members)?
+        {
+            said.resync_from = said.resync_from.min(first);
+        }
+        Ok(said)
+    }
+
+    pub(super) fn has_taken_over(&self) -> bool {
+        self.taken_over
+    }
+
+    pub(super) fn awaits_replay(&self) -> bool {
+        self.awaits_replay
+    }
+
+    pub(super) fn replay_is_done(&mut self) {
+        self.awaits_replay = false;
+    }
+
+    pub(super) fn dirty(&self) -> Option<&RegionMap> {
+        self.dirty.as_ref()
+    }
+
+    pub(super) fn dirty_mut(&mut self) -> Option<&mut RegionMap> {
+        self.dirty = self.dirty.take().filter(|dirty| !dirty.is_empty());
+        self.dirty.as_mut()
+    }
+
+    /// From here on, nothing is known to agree.
+    pub(super) fn sync_from(&mut self, position_bytes: u64) {
+        self.recorded.resync_from = self.recorded.resync_from.min(position_bytes);
     }
 
     pub(super) fn refresh_events(&mut self) {

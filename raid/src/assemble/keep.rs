@@ -7,7 +7,7 @@
 use super::examine::Examined;
 use super::standing::Standing;
 use crate::metadata::bitmap::{
-    Bitmap, BitmapSuperblock, MapUnit, NewBitmap, RegionMap, region_bytes_for,
+    Bitmap, BitmapState, BitmapSuperblock, MapUnit, NewBitmap, RegionMap, region_bytes_for,
 };
 use crate::metadata::layout::degraded_map_region_bytes;
 
@@ -22,7 +22,8 @@ fn join<'a>(mut bitmaps: impl Iterator<Item = &'a Bitmap>) -> Option<Bitmap> {
         joined.regions.union(&bitmap.regions).ok()?;
         // What one member's bits do not tell, all bits do not.
         let cleared = joined.superblock.events_cleared().max(bitmap.superblock.events_cleared());
-        joined.superblock = joined.superblock.with_events_cleared(cleared);
+        let state = joined.superblock.state() | bitmap.superblock.state();
+        joined.superblock = joined.superblock.with_events_cleared(cleared).with_state(state);
     }
     Some(joined)
 }
@@ -51,7 +52,7 @@ pub(super) fn bitmap(standing: &Standing<'_>) -> Option<Bitmap> {
 }
 
 /// The array's degraded-write map, if its members have a place for one: as it is on those where it
-/// counts, or else new: every bit set, unless nobody is missing.
+/// kept, or else new: empty, and stale.
 pub(super) fn degraded_map(standing: &Standing<'_>) -> Option<Bitmap> {
     use crate::metadata::private::SectionKind::DegradedWriteMap;
     let headers = in_sync(standing).filter_map(|drive| drive.private.header());
@@ -66,9 +67,8 @@ pub(super) fn degraded_map(standing: &Standing<'_>) -> Option<Bitmap> {
     let geometry = &standing.geometry;
     let region_bytes = degraded_map_region_bytes(geometry, header.private_bytes);
     let superblock = fresh(standing, geometry.mapped_bytes(), region_bytes);
-    if in_sync(standing).count() < geometry.members {
-        return Some(all_set(standing, superblock));
-    }
+    // As long as nobody is missing there is nothing in it; and if somebody is, nobody knows what.
+    let superblock = superblock.with_state(BitmapState::STALE);
     let unit = MapUnit::of(geometry.level);
     let regions = RegionMap::empty(unit, superblock.covered_bytes(), superblock.region_bytes());
     Some(Bitmap { superblock, regions })

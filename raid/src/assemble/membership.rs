@@ -62,11 +62,8 @@ impl<M: Medium> ArrayHandle<M> {
         }
         let like = like.replica().clone();
         let number = like.superblock.roles().free_number(self.info().geometry.members);
-        let number = number.ok_or_else(|| UpdateError::Cannot {
-            slot,
-            name,
-            reason: CannotRecordReason::NoNumber,
-        })?;
+        let reason = CannotRecordReason::NoNumber;
+        let number = number.ok_or(UpdateError::Cannot { slot, name, reason })?;
         let device_uuid = ours.map_or_else(Uuid::new_v4, Superblock::device_uuid);
         let superblock = like.superblock.for_new_member(number, device_uuid);
         let header = new_header(&like, drive, &superblock);
@@ -97,6 +94,22 @@ impl<M: Medium> ArrayHandle<M> {
         Some(self.members.remove(index).into_medium())
     }
 
+    /// Puts another handle on the same drive in place of the one in a slot: the drive was gone and is
+    /// back. Gives the old handle back, or the new one if what is on the drive is not what the member
+    /// in that slot was last given: then it is not that drive, or it was used elsewhere meanwhile.
+    ///
+    /// # Errors
+    /// The medium that is not the member's.
+    pub fn reopen(&mut self, slot: usize, medium: M, drive: &Examined) -> Result<M, M> {
+        let is_it = |member: &Member<M>| {
+            member.slot() == slot && drive.superblock() == Some(member.superblock())
+        };
+        match self.members.iter_mut().find(|member| is_it(member)) {
+            Some(member) => Ok(member.replace_medium(medium)),
+            None => Err(medium),
+        }
+    }
+
     /// Which regions a drive misses that was the member of `slot` and is not any more; None if that
     /// is not known, so that it misses everything.
     ///
@@ -124,7 +137,7 @@ impl<M: Medium> ArrayHandle<M> {
         }
         self.read_common()?;
         let map = self.common.bitmap.as_ref().or(self.common.degraded_map.as_ref());
-        let map = map.filter(|map| superblock.events() >= map.superblock.events_cleared());
+        let map = map.filter(|map| map.tells_since(superblock.events()));
         Ok(map.map(|map| map.regions.clone()))
     }
 
@@ -133,33 +146,52 @@ impl<M: Medium> ArrayHandle<M> {
     }
 
     fn member_in_sync(&self) -> Option<&Member<M>> {
-        let in_sync = self.members.iter().filter(|member| self.is_in_sync(member.slot()));
+        self.member_in_sync_with(&self.recorded().members)
+    }
+
+    /// The newest member that is in sync, and shall be.
+    fn member_in_sync_with(&self, wanted: &[MemberState]) -> Option<&Member<M>> {
+        let stays = |slot| wanted.get(slot) == Some(&MemberState::InSync) && self.is_in_sync(slot);
+        let in_sync = self.members.iter().filter(|member| stays(member.slot()));
         in_sync.max_by_key(|member| member.superblock().events())
     }
 
     /// Reads the bitmap and the degraded-write map as they are now.
     fn read_common(&mut self) -> Result<(), UpdateError> {
-        let Some(member) = self.member_in_sync() else { return Ok(()) };
-        let unit = MapUnit::of(self.info().geometry.level);
-        let covered = self.info().geometry.mapped_bytes();
-        let uuid = self.info().uuid;
-        let read = |place: Option<Range<u64>>| -> io::Result<Option<Bitmap>> {
-            let Some(place) = place else { return Ok(None) };
-            let bytes = read_bitmap(member.medium(), &place, uuid)?;
-            Ok(bytes.and_then(|bytes| Bitmap::parse(&bytes, uuid, unit, covered).ok()))
-        };
-        let bitmap = read(member.superblock().bitmap_place());
-        let header = member.replica().private.header();
-        let map = read(header.and_then(|h| h.place(SectionKind::DegradedWriteMap)));
-        let failed = |source| UpdateError::Read {
-            slot: member.slot(),
-            name: member.medium().name(),
-            source,
-        };
-        let (bitmap, map) = (bitmap.map_err(failed)?, map.map_err(failed)?);
+        let failed = |(slot, name, source)| UpdateError::Read { slot, name, source };
+        let states = self.recorded().members.clone();
+        let bitmap = self.bitmap_now(&states).map_err(failed)?;
+        let map = self.read_map(&states, |replica| {
+            replica.private.believed().and_then(|h| h.place(SectionKind::DegradedWriteMap))
+        });
+        let map = map.map_err(failed)?;
         self.common.bitmap = bitmap.or(self.common.bitmap.take());
         self.common.degraded_map = map.or(self.common.degraded_map.take());
         Ok(())
+    }
+
+    /// The write-intent bitmap as it is on the newest member that is in sync and shall be: one that
+    /// has failed since the superblocks were last written is not asked.
+    pub(super) fn bitmap_now(
+        &self,
+        wanted: &[MemberState],
+    ) -> Result<Option<Bitmap>, (usize, String, io::Error)> {
+        self.read_map(wanted, |replica| replica.superblock.bitmap_place())
+    }
+
+    fn read_map(
+        &self,
+        wanted: &[MemberState],
+        place: impl FnOnce(&Replica) -> Option<Range<u64>>,
+    ) -> Result<Option<Bitmap>, (usize, String, io::Error)> {
+        let Some(member) = self.member_in_sync_with(wanted) else { return Ok(None) };
+        let Some(place) = place(member.replica()) else { return Ok(None) };
+        let uuid = self.info().uuid;
+        let bytes = read_bitmap(member.medium(), &place, uuid)
+            .map_err(|source| (member.slot(), member.medium().name(), source))?;
+        let unit = MapUnit::of(self.info().geometry.level);
+        let covered = self.info().geometry.mapped_bytes();
+        Ok(bytes.and_then(|bytes| Bitmap::parse(&bytes, uuid, unit, covered).ok()))
     }
 }
 

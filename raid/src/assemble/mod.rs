@@ -23,20 +23,26 @@ mod describe;
 mod error;
 mod examine;
 mod handle;
+mod intent;
 mod keep;
 mod membership;
 mod plan;
 mod standing;
 
 pub use create::{CreatePlan, NewArray, create, plan_create};
-pub use describe::{Description, Found, describe, find_members, wipe};
+pub use describe::{Description, Found, describe, find_members, local_drives, wipe};
 pub use error::{AddError, AssembleError, CreateError, NotMember, UpdateError};
 pub use examine::{Examined, examine, examine_medium};
 pub use handle::{ArrayHandle, Member, Recorded};
+pub use intent::{ReplayFailure, Replayed};
 pub use plan::{
     ArrayInfo, AssemblyPlan, Decision, Expected, LeftOver, SlotPlan, decide, plan_assemble,
 };
 
+#[cfg(test)]
+mod crash_tests;
+#[cfg(test)]
+mod decision_tests;
 #[cfg(test)]
 pub(crate) mod test_medium;
 #[cfg(test)]

@@ -136,7 +136,8 @@ pub struct AssemblyPlan {
     pub left_over: Vec<LeftOver>,
     /// Up to where the members that are being rebuilt are complete, in bytes of the array.
     pub rebuild_from_bytes: Option<u64>,
-    /// Regions that a crash may have left inconsistent, beside [`ArrayInfo::resync_from_bytes`].
+    /// Regions that a crash may have left inconsistent, those behind
+    /// [`ArrayInfo::resync_from_bytes`] among them.
     pub dirty: Option<RegionMap>,
     /// The members' bitmap, all bits of all members, if they have one: its superblock, and all set
     /// if it did not count.
@@ -169,7 +170,7 @@ impl AssemblyPlan {
 #[derive(Debug, Clone)]
 pub enum Decision {
     /// They are the array.
-    Assemble(AssemblyPlan),
+    Assemble(Box<AssemblyPlan>),
     /// They are blank.
     Create(CreatePlan),
 }
@@ -186,11 +187,11 @@ pub fn decide(
     check_apart(drives)?;
     let is_free = |d: &Examined| d.contents == Contents::Blank || d.is_unfinished();
     if !drives.iter().all(is_free) {
-        return Ok(Decision::Assemble(plan_assemble(drives, expected)?));
+        return Ok(Decision::Assemble(Box::new(plan_assemble(drives, expected)?)));
     }
     // What was left unfinished on some drives may be whole all the same.
     match plan_assemble(drives, expected) {
-        Ok(plan) => Ok(Decision::Assemble(plan)),
+        Ok(plan) => Ok(Decision::Assemble(Box::new(plan))),
         Err(error @ AssembleError::Unexpected { .. }) => Err(error.into()),
         // A configured UUID means an array that exists, so its drives are elsewhere.
         Err(error) if expected.uuid.is_some() => Err(error.into()),
@@ -441,20 +442,17 @@ fn agreement(
     Ok(agreement)
 }
 
-/// The regions that are set: those up to the end as a position, the others as they are.
+/// The regions that are set; and where those begin that reach up to the end, so that a first sync
+/// goes on where it was.
 fn by_bitmap(geometry: &Geometry, mut regions: RegionMap, from_bytes: u64) -> Agreement {
     regions.forget_below(from_bytes);
     let solid = regions.solid_from_bytes();
     let mut agreement = Agreement::default();
     if solid < regions.covered_bytes() {
-        let position = match geometry.level {
+        agreement.resync_from_bytes = Some(match geometry.level {
             Level::Raid10 => solid,
             _ => geometry.from_component(solid),
-        };
-        agreement.resync_from_bytes = Some(position);
-        for region in solid / regions.region_bytes()..regions.regions() {
-            regions.remove(region);
-        }
+        });
     }
     agreement.dirty = (!regions.is_empty()).then_some(regions);
     agreement
@@ -544,9 +542,7 @@ fn left_over(
             && in_sync(standing).all(|member| !candidate.deems_failed(member));
         let known = bitmap.or(degraded_map).filter(|map| {
             // The count that a member has when it is lost is that of its last superblock.
-            was_complete
-                && is_of_this_history
-                && candidate.superblock.events() >= map.superblock.events_cleared()
+            was_complete && is_of_this_history && map.tells_since(candidate.superblock.events())
         });
         let slot_is_free =
             |slot: &u16| standing.slots.get(usize::from(*slot)).is_some_and(Option::is_none);

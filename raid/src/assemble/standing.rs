@@ -52,7 +52,10 @@ impl Candidate<'_> {
     }
 
     fn is_active(&self) -> bool {
-        matches!(self.superblock.own_role(), Role::Active(_))
+        match self.superblock.own_role() {
+            Role::Active(slot) => u32::from(slot) < self.superblock.member_count(),
+            _ => false,
+        }
     }
 
     pub(super) fn is_rebuilding(&self) -> bool {

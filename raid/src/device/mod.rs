@@ -32,7 +32,7 @@ pub mod signature;
 mod tests;
 
 pub use aligned::AlignedBuffer;
-pub use holder::Holder;
+pub use holder::{Holder, held_by};
 pub use identity::{Identity, Kind, Roots};
 pub use open::{Descriptors, Intent, OpenDevice, Patience, open, open_patiently};
 

@@ -248,7 +248,7 @@ mod tests {
         let parse = |entry: u64, shift| Log::parse(&entry.to_le_bytes(), shift);
         assert_eq!(parse(1 << 10, 0), Err(BadBlockError::Entry(0)));
         assert_eq!(parse(1 << 10 | 513, 0), Err(BadBlockError::Entry(0)));
-        assert_eq!(parse((1 << 54) - 1 << 10 | 512, 1), Err(BadBlockError::Entry(0)));
+        assert_eq!(parse(((1 << 54) - 1) << 10 | 512, 1), Err(BadBlockError::Entry(0)));
         assert_eq!(parse(1 << 10 | 1, 33), Err(BadBlockError::Shift(33)));
         assert_eq!(parse(END, 0).map(|log| log.is_empty()), Ok(true));
         let many: Vec<_> = (0..=MAX_ENTRIES as u64).map(|i| bad(i * 8192, 4096)).collect();

@@ -484,6 +484,13 @@ impl Bitmap {
         (0..count).map(|index| self.regions.block(&self.superblock, index)).collect()
     }
 
+    /// Whether its bits tell everything that a member misses which left with this event count.
+    #[must_use]
+    pub fn tells_since(&self, events: u64) -> bool {
+        !self.superblock.state().contains(BitmapState::STALE)
+            && events >= self.superblock.events_cleared()
+    }
+
     /// Whether its bits tell everything that may differ, in an array whose superblocks
     /// have this event count; md's rule.
     #[must_use]

@@ -96,7 +96,7 @@ impl Places {
     #[must_use]
     pub fn new(section_bytes: u64) -> Option<Self> {
         let room = section_bytes.checked_sub(HEADER_BYTES as u64)?;
-        let place_bytes = (room / 2).min(MAX_PLACE_BYTES);
+        let place_bytes = (room / 4).clamp(MIN_PLACE_BYTES, MAX_PLACE_BYTES);
         let place_bytes = place_bytes - place_bytes % HEADER_BYTES as u64;
         let count = room.checked_div(place_bytes)?.min(MAX_PLACES);
         (place_bytes >= MIN_PLACE_BYTES && count >= 2).then_some(Self { count, place_bytes })

@@ -19,7 +19,7 @@
 //! What is not known: which of the writes have happened. A block that was being written has its
 //! old or its new contents afterwards.
 
-mod scan;
+pub(crate) mod scan;
 mod solve;
 #[cfg(test)]
 mod tests;

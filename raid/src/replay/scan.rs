@@ -32,18 +32,24 @@ pub(super) fn scan<M: Medium>(input: &Input<'_, M>) -> Found {
     }
 }
 
-/// The log that a member has, if it does, and how to read it.
-fn log_of<'a, M: Medium>(
-    input: &'a Input<'_, M>,
-    slot: usize,
-) -> Option<(LogPlace, impl Fn(u64, &mut [u8]) -> bool + 'a)> {
-    let member = input.members.get(slot)?.as_ref()?;
-    let place = member.log?;
-    let read = move |at: u64, bytes: &mut [u8]| {
-        let within = at.checked_add(bytes.len() as u64).is_some_and(|end| end <= place.len_bytes);
-        within && member.medium.read_at(place.offset_bytes + at, bytes).is_ok()
-    };
-    Some((place, read))
+/// A member's log.
+struct MemberLog<'a, M> {
+    medium: &'a M,
+    place: LogPlace,
+}
+
+impl<'a, M: Medium> MemberLog<'a, M> {
+    /// The one that a member has, if it does.
+    fn of(input: &Input<'a, M>, slot: usize) -> Option<Self> {
+        let member = input.members.get(slot)?.as_ref()?;
+        Some(Self { medium: member.medium, place: member.log? })
+    }
+
+    fn read(&self, at: u64, bytes: &mut [u8]) -> bool {
+        let end = at.checked_add(bytes.len() as u64);
+        end.is_some_and(|end| end <= self.place.len_bytes)
+            && self.medium.read_at(self.place.offset_bytes + at, bytes).is_ok()
+    }
 }
 
 fn scan_ppls<M: Medium>(input: &Input<'_, M>) -> Found {
@@ -51,12 +57,13 @@ fn scan_ppls<M: Medium>(input: &Input<'_, M>) -> Found {
     let signature = ppl::signature(input.array_uuid);
     for slot in 0..input.geometry.members() {
         let is_in_use = input.members.get(slot).is_some_and(Option::is_some);
-        let Some((place, read)) = log_of(input, slot) else {
+        let Some(log) = MemberLog::of(input, slot) else {
             found.is_complete &= !is_in_use;
             found.renew.push(Renew::Keep);
             continue;
         };
-        let Some(newest) = newest_ppl(&read, place.len_bytes, signature) else {
+        let read = |at: u64, bytes: &mut [u8]| log.read(at, bytes);
+        let Some(newest) = newest_ppl(&read, log.place.len_bytes, signature) else {
             found.is_complete = false;
             found.renew.push(Renew::Whole);
             continue;
@@ -193,18 +200,22 @@ fn scan_write_logs<M: Medium>(input: &Input<'_, M>) -> Found {
     let mut has_log = vec![false; input.geometry.members()];
     for (slot, has_log) in has_log.iter_mut().enumerate() {
         let is_in_use = input.members.get(slot).is_some_and(Option::is_some);
-        let Some((place, read)) = log_of(input, slot) else {
+        let Some(log) = MemberLog::of(input, slot) else {
             found.is_complete &= !is_in_use;
             found.renew.push(Renew::Keep);
             continue;
         };
-        match write_log_units(&read, place.len_bytes, input.array_uuid, slot) {
+        let read = |at: u64, bytes: &mut [u8]| log.read(at, bytes);
+        match write_log_units(&read, log.place.len_bytes, input.array_uuid, slot) {
             None => {
                 found.is_complete = false;
                 found.renew.push(Renew::Whole);
             }
             Some(of_member) => {
-                *has_log = true;
+                // One that is being rebuilt may have come while the write was under way: that it
+                // has no record proves nothing.
+                let member = input.members.get(slot).and_then(Option::as_ref);
+                *has_log = member.is_some_and(|m| m.readable_below_bytes == u64::MAX);
                 let mark = of_member.iter().map(|found| found.unit.generation).max();
                 let is_empty = of_member.first().is_some_and(|first| {
                     Some(first.unit.generation) == mark && first.unit.live_from >= mark.unwrap_or(0)

@@ -127,6 +127,11 @@ impl World {
         })
     }
 
+    /// The time, in nanoseconds since the world began.
+    pub(crate) fn now_ns(&self) -> u64 {
+        self.now.get()
+    }
+
     pub(crate) fn below(&self, bound: u64) -> u64 {
         self.random.borrow_mut().below(bound)
     }

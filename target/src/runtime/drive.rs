@@ -195,6 +195,10 @@ impl Drive for UringDrive {
     fn late_operations(&self) -> usize {
         self.limit.late.count()
     }
+
+    fn give_up(&self) {
+        self.watch.give_up(&self.limit);
+    }
 }
 
 /// Nothing happened and the same call may succeed.

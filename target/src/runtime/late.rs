@@ -65,6 +65,17 @@ enum Entry {
     Late(Rc<TimeLimit>),
 }
 
+impl Entry {
+    /// Makes an operation that is under way late, and returns who waits for it.
+    fn make_late(&mut self) -> Option<Waker> {
+        let Self::Waiting { limit, waker, .. } = self else { return None };
+        limit.late.0.fetch_add(1, Ordering::AcqRel);
+        let (limit, waker) = (Rc::clone(limit), waker.take());
+        *self = Self::Late(limit);
+        waker
+    }
+}
+
 thread_local! {
     static WATCH: Rc<Watch> = Rc::default();
 }
@@ -110,21 +121,38 @@ impl Watch {
 
     /// Looks for operations that have become late; returns how many have.
     pub fn scan(&self, now: Instant) -> usize {
-        let mut woken = Vec::new();
-        for entry in &mut self.0.borrow_mut().entries {
-            let Entry::Waiting { limit, seen_at, waker } = entry else { continue };
+        self.end_waits(|limit, seen_at| {
             let seen_at = *seen_at.get_or_insert(now);
-            // Nobody waits for an operation that was abandoned.
-            if now.saturating_duration_since(seen_at) >= limit.timeout
-                && let Some(waker) = waker.take()
+            now.saturating_duration_since(seen_at) >= limit.timeout
+        })
+    }
+
+    /// The operations of one handle count as late from now on.
+    pub(super) fn give_up(&self, handle: &Rc<TimeLimit>) {
+        self.end_waits(|limit, _| Rc::ptr_eq(limit, handle));
+    }
+
+    /// Nobody waits for an operation any more. If the kernel still has it, it is late.
+    pub(super) fn leave(&self, index: u32) {
+        if let Some(entry) = self.0.borrow_mut().entries.get_mut(index as usize) {
+            entry.make_late();
+        }
+    }
+
+    fn end_waits(
+        &self,
+        mut is_meant: impl FnMut(&Rc<TimeLimit>, &mut Option<Instant>) -> bool,
+    ) -> usize {
+        let (mut count, mut woken) = (0, Vec::new());
+        for entry in &mut self.0.borrow_mut().entries {
+            if let Entry::Waiting { limit, seen_at, .. } = entry
+                && is_meant(limit, seen_at)
             {
-                woken.push(waker);
-                limit.late.0.fetch_add(1, Ordering::AcqRel);
-                *entry = Entry::Late(Rc::clone(limit));
+                woken.extend(entry.make_late());
+                count += 1;
             }
         }
         // Outside of the table, which those who are woken look at.
-        let count = woken.len();
         woken.into_iter().for_each(Waker::wake);
         count
     }
@@ -194,13 +222,23 @@ mod tests {
         assert_eq!(hasty.late.count(), 0);
     }
 
-    /// Whose waiter has gone away is not late for anybody.
+    /// What a handle has given up, or nobody waits for any more, is late before its time: it must
+    /// be over before the drive is used again.
     #[test]
-    fn an_operation_that_nobody_waits_for_is_not_late() {
+    fn what_is_given_up_is_late_at_once() {
         let watch = Rc::new(Watch::default());
-        let limit = Rc::new(TimeLimit { timeout: Duration::ZERO, ..TimeLimit::default() });
-        let ticket = watch.begin(&limit);
-        assert_eq!((watch.scan(Instant::now()), limit.late.count()), (0, 0));
-        drop(ticket);
+        let (here, there) = (Rc::new(TimeLimit::default()), Rc::new(TimeLimit::default()));
+        let (first, second) = (watch.begin(&here), watch.begin(&here));
+        let other = watch.begin(&there);
+        watch.give_up(&here);
+        assert!(is_late(&watch, &first) && is_late(&watch, &second) && !is_late(&watch, &other));
+        assert_eq!((here.late.count(), there.late.count()), (2, 0));
+        watch.leave(first.index());
+        watch.leave(other.index());
+        assert_eq!((here.late.count(), there.late.count()), (2, 1));
+        let ended = first.index();
+        drop((first, second, other));
+        watch.leave(ended);
+        assert_eq!((here.late.count(), there.late.count()), (0, 0));
     }
 }

@@ -156,9 +156,11 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// A clock that starts now.
+    /// The clock of this process: all of them show the same time, so that what one thread notes
+    /// can be read on another.
     pub fn new() -> Self {
-        Self { start: Instant::now() }
+        static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+        Self { start: *START.get_or_init(Instant::now) }
     }
 }
 

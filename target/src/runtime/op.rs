@@ -53,10 +53,24 @@ pub(super) async fn submit_watched<Kept: Unpin + 'static>(
 ) -> Option<(io::Result<usize>, Kept)> {
     let ticket = watch.begin(limit);
     let index = ticket.index();
+    // Dropped after the operation: what has not ended by then is late.
+    let _waiting = Waiting { watch, index };
     let mut operation = pin!(submit((kept, ticket), entry));
     poll_fn(|cx| match operation.as_mut().poll(cx) {
         Poll::Ready((result, (kept, _ticket))) => Poll::Ready(Some((result, kept))),
         Poll::Pending => watch.poll_late(index, cx).map(|()| None),
     })
     .await
+}
+
+/// Whoever waits for an operation.
+struct Waiting<'a> {
+    watch: &'a Watch,
+    index: u32,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.watch.leave(self.index);
+    }
 }

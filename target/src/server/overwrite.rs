@@ -5,7 +5,6 @@
 //! were, too. What is wiped by then is told to whoever asks ([`Overwrite::victims`]); only
 //! [`Overwrite::create`] writes.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use raidfabric_raid::assemble::{
@@ -15,9 +14,10 @@ use raidfabric_raid::device::signature::Contents;
 use raidfabric_raid::device::{Medium, OpenDevice};
 use raidfabric_raid::metadata::private::PrivateArea;
 
-use super::arrays::{self, ArrayStartError, OpenArray};
+use super::arrays::{self, Accepted, ArrayStartError, OpenArray};
 use super::state::StateDirectory;
 use crate::config::Array;
+use crate::config::drives::Listed;
 
 /// How long udev, or a command that has just ended, is waited for. A daemon that serves the drives
 /// does not end by itself.
@@ -41,7 +41,7 @@ impl Overwrite {
     /// [`ArrayStartError`]; nothing has been written.
     pub fn look(
         array: &Array,
-        paths: &[PathBuf],
+        listed: &Listed,
         victims: Vec<usize>,
         homehost: Option<String>,
         state: Option<&StateDirectory>,
@@ -50,7 +50,8 @@ impl Overwrite {
         if let Some(uuid) = array.uuid {
             return Err(ArrayStartError::HasUuid { array: name, uuid });
         }
-        let media = arrays::own_drives(&name, paths, PATIENCE)?;
+        arrays::all_present(&name, listed)?;
+        let media = arrays::own_drives(&name, &listed.present, PATIENCE)?;
         let examined = arrays::examine_all(&name, &media)?;
         let new = arrays::new_array(array, homehost);
         let this = Self { name, new, media, examined, victims };
@@ -70,6 +71,7 @@ impl Overwrite {
                 drive.contents = Contents::Blank;
                 drive.private = PrivateArea::Absent;
                 drive.newer_header = None;
+                drive.bad_blocks = None;
             }
         }
         plan_create(&examined, &self.new).map_err(|source| self.drives_error(source))
@@ -88,6 +90,13 @@ impl Overwrite {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Whether what is on its drives is taken as agreeing.
+    #[must_use]
+    pub fn assume_clean(mut self, assume_clean: bool) -> Self {
+        self.new.assume_clean = assume_clean;
+        self
     }
 
     /// The array's name.
@@ -135,6 +144,7 @@ impl Overwrite {
             array: name.clone(),
             source: Box::new(source),
         })?;
-        arrays::settle(arrays::from_handle(name, handle, true)?, state)
+        let accepted = Accepted::default();
+        arrays::settle(arrays::from_handle(name, handle, true, &accepted)?, state)
     }
 }

@@ -154,7 +154,7 @@ impl Log {
         };
         Self {
             kind: layout.kind,
-            geometry: geometry.clone(),
+            geometry: *geometry,
             array_uuid: layout.array_uuid,
             sequences: (0..sequences).map(|_| Mutex::new(sequence())).collect(),
             places: (0..members).map(place).collect(),
@@ -215,15 +215,17 @@ impl Log {
         record: LogRecord,
     ) -> Result<Option<UnitToken>, ArrayError> {
         let is_whole = record.count == self.geometry.data_chunks();
+        let slots = [Some(self.geometry.parity_slot(record.row)), self.geometry.q_slot(record.row)];
+        if slots.into_iter().flatten().any(|slot| !members.is_writable(slot)) {
+            // Were it believed at the next start, it would have neither parity nor record.
+            members.settled().await?;
+        }
         let has_place = |slot: &usize| members.is_writable(*slot) && self.place(*slot).is_some();
-        let p_slot = Some(self.geometry.parity_slot(record.row));
-        let p_slot = p_slot.filter(|_| is_whole || record.p.is_some()).filter(has_place);
-        let q_slot = self.geometry.q_slot(record.row);
-        let q_slot = q_slot.filter(|_| is_whole || record.q.is_some()).filter(has_place);
+        let p_slot = slots[0].filter(|_| is_whole || record.p.is_some()).filter(has_place);
+        let q_slot = slots[1].filter(|_| is_whole || record.q.is_some()).filter(has_place);
         let index = match (self.kind, p_slot, q_slot) {
-            (_, None, None) => return Ok(None),
+            (_, None, None) | (LogKind::Ppl, None, _) => return Ok(None),
             (LogKind::Ppl, Some(slot), _) => slot,
-            (LogKind::Ppl, None, Some(_)) => return Ok(None),
             (LogKind::WriteLog, ..) => 0,
         };
         if mutation!("write-before-log-record") {
@@ -630,3 +632,7 @@ pub(super) fn part_of(record: &Record, slot: usize) -> Option<Part> {
         (record.q_slot == Some(slot)).then_some(Part::Q)
     }
 }
+
+#[cfg(test)]
+#[path = "log_tests.rs"]
+mod tests;

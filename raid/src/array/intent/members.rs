@@ -43,9 +43,10 @@ pub(super) async fn flush_all(members: &impl Members) {
     futures_util::future::join_all(flushes).await;
 }
 
-/// Writes the same bytes durably to several members, each at its own place. A member that does not
-/// write has failed, and that is durable when this returns, so that no later start believes what
-/// it holds.
+/// Writes durably to several members, each at its own place. A member that does not write has
+/// failed. All failures, whoever noticed them, are durable when this returns: a member that was
+/// left out because it had failed would be believed at the next start otherwise, without what is
+/// written here.
 ///
 /// # Errors
 /// If a member has no space, or the array cannot do without one that failed.
@@ -57,17 +58,12 @@ pub(super) async fn write_all(
         (slot, members.write(slot, offset_bytes, data).await)
     });
     let mut no_space = None;
-    let mut failed = false;
     for (slot, result) in futures_util::future::join_all(writes).await {
-        match result {
-            Ok(()) => {}
-            Err(DriveError::NoSpace) => no_space = Some(slot),
-            Err(_) => failed = true,
+        if result == Err(DriveError::NoSpace) {
+            no_space = Some(slot);
         }
     }
-    if failed {
-        members.settled().await?;
-    }
+    members.settled().await?;
     no_space.map_or(Ok(()), |slot| Err(ArrayError::NoSpace { slot }))
 }
 

@@ -23,6 +23,8 @@ mod layout;
 mod log;
 mod members;
 mod regions;
+#[cfg(test)]
+mod test_members;
 mod unit;
 
 use std::ops::Range;
@@ -167,11 +169,6 @@ impl Intent {
 /// What may be inconsistent, and what a member misses. All of it is known only where there is a map
 /// of regions.
 impl Intent {
-    /// Whether a bitmap knows which regions may be inconsistent.
-    pub(in crate::array) fn has_bitmap(&self) -> bool {
-        self.regions.as_ref().is_some_and(|regions| regions.kind() == RegionsKind::Bitmap)
-    }
-
     /// Whether a crash, or a write that was left half done, may have left the range's copies
     /// unequal, or its parity wrong, and that has not been repaired yet.
     pub(in crate::array) fn is_dirty(&self, range: &Range<u64>) -> bool {

@@ -134,9 +134,10 @@ impl Stripe {
         }
     }
 
-    /// A write has come; also says whether it may be held.
-    fn handle_write(&self, offset_bytes: u64, next_bytes: u64) -> (StreamId, bool) {
-        let (stream, may_hold) = self.streams.borrow_mut().handle_write(offset_bytes, next_bytes);
+    /// A write has come, at an offset within what this core owns; also says whether it may be held.
+    fn handle_write(&self, owned_offset_bytes: u64, len_bytes: u64) -> (StreamId, bool) {
+        let (stream, may_hold) =
+            self.streams.borrow_mut().handle_write(owned_offset_bytes, len_bytes);
         (stream, may_hold && self.gathers.get())
     }
 
@@ -165,10 +166,10 @@ impl Stripe {
     }
 }
 
-/// A row that nothing else happens to until this is dropped.
+/// Rows that nothing else happens to until this is dropped.
 #[must_use]
-pub(in crate::array) struct RowLock<'a> {
-    _ticket: Ticket<'a>,
+pub(in crate::array) struct RowLocks<'a> {
+    _tickets: Vec<Ticket<'a>>,
 }
 
 impl<D: Drive> Array<D> {
@@ -180,21 +181,17 @@ impl<D: Drive> Array<D> {
         }
     }
 
-    /// The same for several rows of a shard, whose tickets are all taken before it waits for any.
-    pub(in crate::array) async fn lock_rows(&self, rows: Range<u64>) -> Vec<RowLock<'_>> {
-        let enter = |row| self.stripe().rows.enter(row, Kind::Exclusive, 0, None, false);
-        let locks: Vec<_> = rows.map(|row| RowLock { _ticket: enter(row) }).collect();
-        for lock in &locks {
-            poll_fn(|cx| lock._ticket.poll_turn(cx)).await;
+    /// Waits until nothing else happens to some consecutive rows of a parity level: no pass, no
+    /// degraded read, no zeroing. They are in one shard, and this is its owner.
+    pub(in crate::array) async fn lock_rows(&self, rows: Range<u64>) -> RowLocks<'_> {
+        let queue = &self.stripe().rows;
+        // Every ticket is taken before the first one is waited for.
+        let tickets: Vec<_> =
+            rows.map(|row| queue.enter(row, Kind::Exclusive, 0, None, false)).collect();
+        for ticket in &tickets {
+            poll_fn(|cx| ticket.poll_turn(cx)).await;
         }
-        locks
-    }
-
-    /// Waits until nothing else happens to a row of a parity level. On the row's owner.
-    pub(in crate::array) async fn lock_row(&self, row: u64) -> RowLock<'_> {
-        let ticket = self.stripe().rows.enter(row, Kind::Exclusive, 0, None, false);
-        poll_fn(|cx| ticket.poll_turn(cx)).await;
-        RowLock { _ticket: ticket }
+        RowLocks { _tickets: tickets }
     }
 
     /// Lets sequential writes of hosts to a parity level wait for each other for a moment, so that

@@ -92,8 +92,8 @@ impl<D: Drive> Array<D> {
         let stripe = self.stripe();
         let permit = self.shared.begin_write(self.endpoint.core()).await?;
         let end_bytes = offset_bytes + data.len() as u64;
-        let next_bytes = self.next_of_stream(end_bytes);
-        let (stream, may_hold) = stripe.handle_write(offset_bytes, next_bytes);
+        let owned_bytes = self.offset_in_owned(offset_bytes);
+        let (stream, may_hold) = stripe.handle_write(owned_bytes, data.len() as u64);
         let mut result = Ok(());
         let pieces = stripe.row_parts(offset_bytes, data.len() as u64);
         // Every ticket is taken before the first one is waited for.
@@ -118,13 +118,11 @@ impl<D: Drive> Array<D> {
         result
     }
 
-    /// Where a stream's next write begins that this core will see, if the last one ended here.
-    fn next_of_stream(&self, end_bytes: u64) -> u64 {
-        let geometry = self.shared.geometry();
-        if !end_bytes.is_multiple_of(geometry.shard_bytes()) {
-            return end_bytes;
-        }
-        end_bytes + geometry.shard_bytes() * (self.endpoint.cores() as u64 - 1)
+    /// An offset within the shards that this core owns, as if they were in one piece.
+    fn offset_in_owned(&self, offset_bytes: u64) -> u64 {
+        let shard_bytes = self.shared.geometry().shard_bytes();
+        let shard = offset_bytes / shard_bytes / self.endpoint.cores() as u64;
+        shard * shard_bytes + offset_bytes % shard_bytes
     }
 
     /// Waits for a write's turn, and does it together with those behind it, unless another one has
@@ -293,7 +291,7 @@ impl<D: Drive> Array<D> {
         // What only makes parity right changes no data that a record could be about.
         let token = match job.task.slice.modified.is_empty() {
             true => None,
-            false => match self.shared.intent.log(self, Self::record(row, job)).await {
+            false => match self.shared.intent.log(self, Self::log_record(row, job)).await {
                 Ok(token) => Some(token),
                 Err(error) => return Stored::Failed(error),
             },
@@ -324,7 +322,7 @@ impl<D: Drive> Array<D> {
         Stored::Written(outcome)
     }
 
-    fn record(row: u64, job: &Job) -> LogRecord {
+    fn log_record(row: u64, job: &Job) -> LogRecord {
         let slice = job.task.slice;
         let [p, q] = job.partial.clone();
         LogRecord {

@@ -1,6 +1,7 @@
 //! The data path of the parity levels in a simulated world: concurrent and overlapping writes from
 //! several cores, lost and failing members, compared with a model of what each block may hold.
 
+mod crash;
 mod faults;
 mod rig;
 mod streams;
@@ -30,12 +31,20 @@ type Errors = Rc<RefCell<Vec<ArrayError>>>;
 
 /// Runs a load to its end, on all cores, mostly on the first rows of each shard.
 fn run_load(rig: &Rig, model: &Rc<Model>, load: Load) -> Vec<ArrayError> {
+    let (errors, left) = start_load(rig, model, load);
+    assert!(rig.world.run_until(|| left.get() == 0), "the hosts wait for ever");
+    assert_eq!(rig.shared.writes_in_flight(), 0);
+    errors.take()
+}
+
+/// Starts a load; also answers how many of its hosts are not done.
+fn start_load(rig: &Rig, model: &Rc<Model>, load: Load) -> (Errors, Rc<Cell<u64>>) {
     let errors = Errors::default();
     let left = Rc::new(Cell::new(load.hosts));
     for _ in 0..load.hosts {
         let world = Rc::clone(&rig.world);
         let arrays = rig.arrays.clone();
-        let (pool, model, errors) = (rig.pool.clone(), Rc::clone(model), Rc::clone(&errors));
+        let (pool, model, errors) = (rig.pool.clone(), Rc::clone(model), Errors::clone(&errors));
         let left = Rc::clone(&left);
         let shard = rig.shared.geometry().shard_bytes() / BLOCK as u64;
         let row = rig.shared.geometry().row_data_bytes() / BLOCK as u64;
@@ -76,9 +85,7 @@ fn run_load(rig: &Rig, model: &Rc<Model>, load: Load) -> Vec<ArrayError> {
             left.set(left.get() - 1);
         });
     }
-    assert!(rig.world.run_until(|| left.get() == 0), "the hosts wait for ever");
-    assert_eq!(rig.shared.writes_in_flight(), 0);
-    errors.take()
+    (errors, left)
 }
 
 /// Nothing that was taken is left behind.

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::array::{
-    Array, ArrayError, BadRange, CoreTimer, IN_SYNC, MemberState, Settings, Shared,
+    Array, ArrayError, BadRange, CoreTimer, IN_SYNC, IntentLayout, MemberState, Settings, Shared,
 };
 use crate::buffer::{Buffer, Pool, SharedBuffer};
 use crate::drive::{Drive, DriveError, ReadFailure};
@@ -208,6 +208,7 @@ pub(super) struct Plan {
     pub(super) rebuild_from: Option<u64>,
     pub(super) resync_from: u64,
     pub(super) bad_blocks: Vec<Vec<BadRange>>,
+    pub(super) intent: IntentLayout,
 }
 
 impl Plan {
@@ -222,6 +223,7 @@ impl Plan {
             rebuild_from: None,
             resync_from: IN_SYNC,
             bad_blocks: Vec::new(),
+            intent: IntentLayout::NONE,
         }
     }
 
@@ -263,6 +265,7 @@ impl Rig {
             rebuild_from: plan.rebuild_from,
             resync_position_bytes: plan.resync_from,
             bad_blocks: plan.bad_blocks.clone(),
+            intent: plan.intent.clone(),
             read_error_limit: 1_000_000,
             ..Settings::new(geometry)
         });
@@ -438,6 +441,13 @@ impl Rig {
     }
 }
 
+impl Drop for Rig {
+    /// The tasks have the arrays, and these have the world with the tasks.
+    fn drop(&mut self) {
+        self.world.stop();
+    }
+}
+
 /// A write, as the model knows it.
 struct Written {
     /// In what it filled its blocks with.
@@ -492,6 +502,11 @@ impl Model {
 
     pub(super) fn time(&self) -> u64 {
         self.tick()
+    }
+
+    /// Whether a block has been written: so it is covered by a write that nobody has flushed.
+    pub(super) fn is_written(&self, at: usize) -> bool {
+        self.blocks.borrow()[at / BLOCK].len() > 1
     }
 
     /// Checks what a read saw that began at `began` and has just ended.

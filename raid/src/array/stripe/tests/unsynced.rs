@@ -239,17 +239,17 @@ fn deallocation_is_of_whole_rows_where_all_members_can() {
 }
 
 #[test]
-fn a_row_can_be_held_and_synced() {
+fn rows_can_be_held_and_synced() {
     let plan = Plan { cores: 1, resync_from: 0, ..Plan::new(Level::Raid6, 5, 4096, 10) };
     let rig = Rig::over(&plan, drives(&plan, |row, _| row < 3), 5);
     let contents = rig.contents();
     let array = Rc::clone(&rig.arrays[0]);
     rig.run(async move {
+        let locks = array.lock_rows(0..3).await;
         for row in 0..3 {
-            let lock = array.lock_row(row).await;
             array.sync_row(row).await.unwrap();
-            drop(lock);
         }
+        drop(locks);
     });
     rig.check_parity();
     assert!(rig.contents() == contents);

@@ -349,8 +349,11 @@ fn check_complete(
     let unexplained = !missing.iter().all(is_explained);
     let events = standing.newest.events();
     let is_known = expected.known_events.is_some_and(|known| events >= known);
-    if is_enough && (!unexplained || is_known || expected.run) {
-        if unexplained && !is_known {
+    // Who remembers more has seen other members go on without these.
+    let is_behind = expected.known_events.is_some_and(|known| events < known);
+    let is_believed = !is_behind && (!unexplained || is_known);
+    if is_enough && (is_believed || expected.run) {
+        if !is_believed {
             risks.push("members are missing that may be newer than those that are here");
         }
         return Ok(());
@@ -371,7 +374,7 @@ fn check_complete(
         missing: lacking.into_iter().map(|slot| (slot, last_known(expected, slot))).collect(),
         unusable: standing.rest.iter().map(|(c, reason)| (c.name(), *reason)).collect(),
         can_run: is_enough,
-        is_behind: expected.known_events.is_some_and(|known| events < known),
+        is_behind,
     })
 }
 

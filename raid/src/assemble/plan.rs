@@ -343,8 +343,9 @@ fn check_complete(
     let is_enough = is_enough(&standing.geometry, &ready);
     let missing: Vec<u16> = slots().filter(|(_, c)| c.is_none()).map(|(slot, _)| slot).collect();
     // A member that is here, and older, has not gone on without the others.
-    let is_explained =
-        |slot: &u16| standing.is_recorded_gone(usize::from(*slot)) || standing.is_here_behind(*slot);
+    let is_explained = |slot: &u16| {
+        standing.is_recorded_gone(usize::from(*slot)) || standing.is_here_behind(*slot)
+    };
     let unexplained = !missing.iter().all(is_explained);
     let events = standing.newest.events();
     let is_known = expected.known_events.is_some_and(|known| events >= known);

@@ -166,7 +166,9 @@ pub enum CoreMessage {
 }
 
 /// What is done with a core's part of an array.
-pub struct OnArray(Box<dyn FnOnce(&Rc<Array<MemberDrive>>) + Send>);
+pub struct OnArray(Box<Act>);
+
+type Act = dyn FnOnce(&Rc<Array<MemberDrive>>) + Send;
 
 impl OnArray {
     /// Does this.
@@ -409,6 +411,8 @@ async fn serve(plan: CorePlan, ready: impl FnOnce()) -> Result<(), CoreError> {
                 array.serve().await;
             });
         }
+        let gatherer = Rc::clone(array);
+        runtime::spawn(async move { gatherer.gather().await });
         if plan.index == 0 {
             runtime::spawn(Rc::clone(&core).recover(Rc::clone(array)));
             runtime::spawn(Rc::clone(&core).keep_intent(Rc::clone(array)));

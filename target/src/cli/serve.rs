@@ -70,6 +70,9 @@ fn print_connect_lines(plan: &Plan, server: &Server) {
             let _ = print::line(present::connect_line(&subsystem.nqn, address));
         }
     }
+    for (name, consistency) in server.consistencies() {
+        let _ = print::line(format_args!("array {name}: consistency {consistency}"));
+    }
     let _ = print::line("serving; Ctrl-C ends it");
 }
 

@@ -14,20 +14,22 @@ use std::time::Duration;
 
 use raidfabric_raid::array::{BadRange, IntentLayout, MemberState, Wanted};
 use raidfabric_raid::assemble::{
-    self, AddError, ArrayHandle, ArrayInfo, AssemblyPlan, CreateError, Decision, Description,
-    Examined, Expected, NewArray, NotMember, ReplayFailure, examine, find_members,
+    self, ArrayHandle, ArrayInfo, AssemblyPlan, CreateError, Decision, Description, Examined,
+    Expected, NewArray, NotMember, ReplayFailure, examine, find_members,
 };
 use raidfabric_raid::device::signature::Contents;
 use raidfabric_raid::device::{
-    DeviceError, Identity, Intent, OpenDevice, Patience, advice, open, open_patiently,
+    Identity, Intent, OpenDevice, Patience, advice, open, open_patiently,
 };
-use raidfabric_raid::geometry::{self, Geometry, GeometryError};
+use raidfabric_raid::geometry::{self, Geometry};
 use raidfabric_raid::memory::MemoryDrive;
 use raidfabric_raid::metadata;
 use raidfabric_raid::metadata::superblock::{self, Role};
 use uuid::Uuid;
 
-use super::state::{Record, StateDirectory, StateError};
+use super::error::ArrayStartError;
+use super::patient::PatientDevice;
+use super::state::{Record, StateDirectory};
 use crate::config::drives::{Drives, Listed};
 use crate::config::{Array, Consistency, Level};
 use crate::core::MemberPlan;
@@ -39,170 +41,13 @@ const PREDECESSOR_PATIENCE: Duration = Duration::from_secs(30);
 /// The namespace of names in which memory arrays have their UUIDs.
 const MEMORY_NAMESPACE: Uuid = Uuid::from_u128(0x6f1c_2f0a_63d7_4c0e_9a1b_7261_6964_6661);
 
-/// Why an array cannot be served. Nothing has been touched, unless it says so.
-#[derive(Debug, thiserror::Error)]
-pub enum ArrayStartError {
-    /// A drive cannot be opened.
-    #[error("array {array}: {source}")]
-    Device {
-        /// The array.
-        array: String,
-        /// What is wrong.
-        source: DeviceError,
-    },
-    /// The drives are not the array.
-    #[error("array {array}: {source}")]
-    Drives {
-        /// The array.
-        array: String,
-        /// What is wrong.
-        source: Box<CreateError>,
-    },
-    /// The drives hold nothing, and yet the array has existed.
-    #[error(
-        "array {array}: it existed here with UUID {uuid} (says {record:?}), so no other is created \
-         in its place unasked. Bring its own drives; or, if its data is not needed any more, create \
-         it anew with `raidfabric array create FILE --array {array}` and --overwrite for each of \
-         its drives"
-    )]
-    Existed {
-        /// The array.
-        array: String,
-        /// What it was.
-        uuid: Uuid,
-        /// The record.
-        record: PathBuf,
-    },
-    /// The drives are another array than the one that was last served under this name.
-    #[error(
-        "array {array}: its drives, {drives}, hold the array with UUID {found}, but it existed here \
-         with UUID {uuid} (says {record:?}), so hosts would find other data under its name. Bring \
-         its own drives; or, if this array is meant, say so with `uuid: {found}` in the \
-         configuration"
-    )]
-    Other {
-        /// The array.
-        array: String,
-        /// Their names.
-        drives: String,
-        /// What they are.
-        found: Uuid,
-        /// What it was.
-        uuid: Uuid,
-        /// The record.
-        record: PathBuf,
-    },
-    /// It has a UUID in the configuration.
-    #[error(
-        "array {array}: its `uuid` in the configuration, {uuid}, says that it exists; to create a \
-         new one on these drives, take that key out of the file"
-    )]
-    HasUuid {
-        /// The array.
-        array: String,
-        /// As configured.
-        uuid: Uuid,
-    },
-    /// A drive that was to be overwritten could not be.
-    #[error(
-        "array {array}: wiping {drive} failed: {source}; see the kernel's log (dmesg). Drives \
-         wiped before it are blank; nothing was created. The same command can be given again"
-    )]
-    Wipe {
-        /// The array.
-        array: String,
-        /// The drive.
-        drive: String,
-        /// Its error.
-        source: std::io::Error,
-    },
-    /// A drive that was wiped still holds something.
-    #[error(
-        "array {array}: {drive} was wiped, and yet holds {contents}; nothing was created. Wipe it \
-         with `wipefs --all` or `blkdiscard`, and give the same command again"
-    )]
-    NotWiped {
-        /// The array.
-        array: String,
-        /// The drive.
-        drive: String,
-        /// What is there.
-        contents: String,
-    },
-    /// The shape is not possible.
-    #[error("array {array}: {source}")]
-    Geometry {
-        /// The array.
-        array: String,
-        /// What is wrong.
-        source: GeometryError,
-    },
-    /// A drive's blocks are larger than the namespace's.
-    #[error(
-        "array {array}: {drive} has blocks of {drive_bytes} bytes, and namespace {nsid} of {nqn} \
-         has blocks of {block_bytes}: set `block_size: {drive_bytes}`"
-    )]
-    BlockSize {
-        /// The array.
-        array: String,
-        /// The drive.
-        drive: String,
-        /// Its block.
-        drive_bytes: u32,
-        /// The namespace.
-        nsid: u32,
-        /// Its subsystem.
-        nqn: String,
-        /// Its block.
-        block_bytes: u32,
-    },
-    /// It is to be created, and not all of its drives are there.
-    #[error(
-        "array {array}: {absent}; it does not exist yet, so it is created only once all of its \
-         drives are there. `ls -l /dev/disk/by-id` shows which are"
-    )]
-    Absent {
-        /// The array.
-        array: String,
-        /// What is not there.
-        absent: String,
-    },
-    /// What was being written could not be made good.
-    #[error("array {array}: {source}")]
-    Replay {
-        /// The array.
-        array: String,
-        /// What is wrong.
-        source: Box<ReplayFailure>,
-    },
-    /// A drive could not be made a spare.
-    #[error("array {array}: {drive}: {source}")]
-    Add {
-        /// The array.
-        array: String,
-        /// The drive.
-        drive: String,
-        /// What is wrong.
-        source: AddError,
-    },
-    /// The state directory.
-    #[error(transparent)]
-    State(#[from] StateError),
-    /// The process is out of descriptors.
-    #[error("array {array}: cannot duplicate a descriptor: {source}; raise `ulimit -n`")]
-    Descriptors {
-        /// The array.
-        array: String,
-        /// The system's error.
-        source: std::io::Error,
-    },
-}
-
 /// A configured array whose drives have been looked at.
 pub struct Prospect {
     name: String,
     kind: Kind,
     accepted: Accepted,
+    /// How long a drive may take for a request.
+    member_timeout: Duration,
 }
 
 enum Kind {
@@ -211,7 +56,7 @@ enum Kind {
 }
 
 /// The superblocks of an array.
-pub type Handle = Arc<Mutex<ArrayHandle<OpenDevice>>>;
+pub type Handle = Arc<Mutex<ArrayHandle<PatientDevice>>>;
 
 /// An array that is ours.
 pub struct OpenArray {
@@ -452,19 +297,21 @@ impl Prospect {
         state: Option<&StateDirectory>,
         accepted: &Accepted,
     ) -> Result<Self, ArrayStartError> {
-        let name = array.name.clone();
+        let (name, member_timeout) = (array.name.clone(), array.member_timeout);
         let listed = match drives {
             Drives::Memory(sizes) => {
                 let geometry = memory_geometry(array, sizes)?;
                 let drives = sizes.iter().map(|&size| MemoryDrive::new(size)).collect();
                 let kind = Kind::Memory(geometry, drives);
-                return Ok(Self { name, kind, accepted: Accepted::default() });
+                let accepted = Accepted::default();
+                return Ok(Self { name, kind, accepted, member_timeout });
             }
             Drives::Paths(listed) => listed,
         };
         let open = |paths: &[PathBuf]| own_drives(&name, paths, PREDECESSOR_PATIENCE);
         let survey = Survey::new(array, listed, homehost, state, accepted, open)?;
-        Ok(Self { name, kind: Kind::Drives(survey), accepted: accepted.clone() })
+        let (kind, accepted) = (Kind::Drives(survey), accepted.clone());
+        Ok(Self { name, kind, accepted, member_timeout })
     }
 
     /// If it is created: whether what is on its drives is taken as agreeing.
@@ -523,6 +370,7 @@ impl Prospect {
     pub fn decide(self, state: Option<&StateDirectory>) -> Result<OpenArray, ArrayStartError> {
         let losers: Vec<PathBuf> = self.losers().into_iter().map(|one| one.identity.path).collect();
         let is_dirty = self.plan().is_some_and(|plan| plan.dirty.is_some());
+        let member_timeout = self.member_timeout;
         let array = self.take(state)?;
         let Some(handle) = &array.handle else { return Ok(array) };
         let name = &array.name;
@@ -540,6 +388,7 @@ impl Prospect {
             let free = |slot: &usize| handle.member(*slot).is_none();
             let Some(slot) = (0..array.geometry.members()).find(free) else { break };
             let drive = medium.identity().to_string();
+            let medium = PatientDevice::new(medium, member_timeout);
             handle.add(slot, medium, &examined, true).map_err(|source| ArrayStartError::Add {
                 array: name.clone(),
                 drive,
@@ -571,13 +420,15 @@ impl Prospect {
     /// # Errors
     /// [`ArrayStartError`]; it says what has been written.
     pub fn take(self, state: Option<&StateDirectory>) -> Result<OpenArray, ArrayStartError> {
-        let Self { name, kind, accepted } = self;
+        let Self { name, kind, accepted, member_timeout } = self;
         let Survey { media, examined, decision } = match kind {
             Kind::Memory(geometry, memory) => return Ok(memory_array(name, geometry, memory)),
             Kind::Drives(survey) => survey,
         };
         let failed =
             |source| ArrayStartError::Drives { array: name.clone(), source: Box::new(source) };
+        let patient = |medium| PatientDevice::new(medium, member_timeout);
+        let media = media.into_iter().map(patient).collect();
         match decision {
             Decision::Create(plan) => {
                 let handle = assemble::create(&plan, media).map_err(failed)?;
@@ -625,8 +476,8 @@ fn put_together(
     name: &str,
     plan: &AssemblyPlan,
     examined: &[Examined],
-    media: Vec<OpenDevice>,
-) -> Result<ArrayHandle<OpenDevice>, CreateError> {
+    media: Vec<PatientDevice>,
+) -> Result<ArrayHandle<PatientDevice>, CreateError> {
     for risk in &plan.risks {
         tracing::warn!(array = name, "as you accept: {risk}");
     }
@@ -751,7 +602,7 @@ fn engine_geometry(
 
 pub(super) fn from_handle(
     name: String,
-    mut handle: ArrayHandle<OpenDevice>,
+    mut handle: ArrayHandle<PatientDevice>,
     created: bool,
     accepted: &Accepted,
 ) -> Result<OpenArray, ArrayStartError> {
@@ -788,7 +639,7 @@ pub(super) fn from_handle(
 /// intent.
 fn ready_intent(
     name: &str,
-    handle: &mut ArrayHandle<OpenDevice>,
+    handle: &mut ArrayHandle<PatientDevice>,
     accepted: &Accepted,
 ) -> Result<IntentLayout, ArrayStartError> {
     let blocks = handle.members().iter().map(|member| member.medium().logical_block_bytes());
@@ -914,7 +765,7 @@ impl OpenArray {
 
 /// A handle on a member's drive for one core: a duplicate of the descriptor that owns the drive.
 pub(super) fn member_plan(
-    member: &assemble::Member<OpenDevice>,
+    member: &assemble::Member<PatientDevice>,
     limit: &TimeLimit,
 ) -> std::io::Result<MemberPlan> {
     let medium = member.medium();

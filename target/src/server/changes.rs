@@ -23,6 +23,7 @@ use raidfabric_raid::metadata::superblock::Role;
 use super::arrays::{Handle, member_plan};
 use super::cores::Cores;
 use super::inspect;
+use super::patient::PatientDevice;
 use super::report::{Done, Refusal};
 use super::served::{Label, ServedArray};
 use crate::config::format_bytes;
@@ -538,6 +539,7 @@ fn prepare(
         },
         misses_bytes: misses.len().saturating_mul(misses.region_bytes()),
     });
+    let medium = PatientDevice::new(medium, timeout);
     handle.add(slot, medium, &examined, false).map_err(|error| match error {
         AddError::NotBlank { .. } | AddError::TooSmall { .. } | AddError::SlotTaken(_) => {
             Refusal::conflict(error)
@@ -560,6 +562,7 @@ fn reopen(
     let Newcomer { medium, examined } = newcomer;
     let (identity, has_volatile_cache) = (medium.identity().clone(), medium.has_volatile_cache());
     let mut handle = handle.lock().unwrap_or_else(PoisonError::into_inner);
+    let medium = PatientDevice::new(medium, timeout);
     handle.reopen(slot, medium, &examined).map_err(|medium| {
         Refusal::conflict(format!(
             "{}: its superblock is not what slot {slot} was last given; it is another drive, or was \

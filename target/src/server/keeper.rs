@@ -19,11 +19,12 @@ use std::time::{Duration, Instant};
 
 use raidfabric_raid::array::{Keeper, MemberFault, Shared, Wanted};
 use raidfabric_raid::assemble::{ArrayHandle, UpdateError};
-use raidfabric_raid::device::{Medium, OpenDevice};
+use raidfabric_raid::device::Medium;
 use raidfabric_raid::drive::DriveError;
 use tokio::sync::Notify;
 use uuid::Uuid;
 
+use super::patient::PatientDevice;
 use super::state::{Record, StateDirectory, StateError};
 
 /// How long it takes to try again what could not be recorded for reasons that are none of a
@@ -215,7 +216,11 @@ impl<M: Medium> Recorder<M> {
 
 /// Records what an array wants whenever it rings, and has it marked clean after a pause in writing,
 /// for ever.
-pub async fn keep(bell: Arc<Bell>, recorder: Arc<Recorder<OpenDevice>>, safe_mode_delay: Duration) {
+pub async fn keep(
+    bell: Arc<Bell>,
+    recorder: Arc<Recorder<PatientDevice>>,
+    safe_mode_delay: Duration,
+) {
     let shared = Arc::clone(&recorder.shared);
     let mut pause = Pause::new(safe_mode_delay, shared.writes_begun(), Instant::now());
     let mut looks = tokio::time::interval((safe_mode_delay / LOOKS_PER_DELAY).max(RETRY / 40));

@@ -10,6 +10,7 @@ pub mod arrays;
 mod changes;
 pub mod control;
 mod cores;
+mod error;
 pub mod examination;
 pub mod inspect;
 mod keeper;
@@ -17,6 +18,7 @@ mod listen;
 mod observe;
 pub mod overwrite;
 mod patience;
+mod patient;
 mod plane;
 pub mod present;
 pub mod report;
@@ -40,7 +42,8 @@ use raidfabric_raid::array::{self, NoKeeper, Shared};
 use raidfabric_raid::mesh::Mesh;
 use tokio::sync::{mpsc, oneshot};
 
-pub use arrays::{Accepted, ArrayStartError, OpenArray, Outlook, Prospect};
+pub use arrays::{Accepted, OpenArray, Outlook, Prospect};
+pub use error::ArrayStartError;
 pub use listen::{Arrival, Seat};
 pub use overwrite::Overwrite;
 pub use plane::{InUse, Plane};
@@ -49,7 +52,7 @@ pub use state::StateDirectory;
 use crate::association::Registry;
 use crate::config::drives::Drives;
 use crate::config::memory::{Bound, WORKERS_PER_CORE};
-use crate::config::{Array, Config};
+use crate::config::{Array, Config, Consistency};
 use crate::core::{
     self, ArrayPlan, CoreError, CoreMessage, CorePlan, MemoryPlan, Published, Settings,
 };
@@ -194,6 +197,11 @@ impl Server {
     /// The arrays, for their state: name and shared part.
     pub fn arrays(&self) -> impl Iterator<Item = (&str, &Arc<Shared>)> {
         self.plane.arrays.iter().map(|array| (array.name(), &array.shared))
+    }
+
+    /// How each array is made consistent after a crash, with its name.
+    pub fn consistencies(&self) -> impl Iterator<Item = (&str, Consistency)> {
+        self.plane.arrays.iter().map(|array| (array.name(), array.open.consistency))
     }
 
     /// Reads the drives' temperatures and tells every controller to look at the health of its

@@ -14,7 +14,9 @@ use raidfabric_raid::device::signature::Contents;
 use raidfabric_raid::device::{Medium, OpenDevice};
 use raidfabric_raid::metadata::private::PrivateArea;
 
-use super::arrays::{self, Accepted, ArrayStartError, OpenArray};
+use super::arrays::{self, Accepted, OpenArray};
+use super::error::ArrayStartError;
+use super::patient::PatientDevice;
 use super::state::StateDirectory;
 use crate::config::Array;
 use crate::config::drives::Listed;
@@ -31,6 +33,8 @@ pub struct Overwrite {
     examined: Vec<Examined>,
     /// Indices of the drives that were named.
     victims: Vec<usize>,
+    /// How long a drive may take for a request.
+    member_timeout: Duration,
 }
 
 impl Overwrite {
@@ -54,7 +58,8 @@ impl Overwrite {
         let media = arrays::own_drives(&name, &listed.present, PATIENCE)?;
         let examined = arrays::examine_all(&name, &media)?;
         let new = arrays::new_array(array, homehost);
-        let this = Self { name, new, media, examined, victims };
+        let member_timeout = array.member_timeout;
+        let this = Self { name, new, media, examined, victims, member_timeout };
         this.plan_as_if_wiped()?;
         this.check_record(state)?;
         Ok(this)
@@ -139,7 +144,9 @@ impl Overwrite {
             });
         }
         let plan = plan_create(&examined, &self.new).map_err(|source| self.drives_error(source))?;
-        let Self { name, media, .. } = self;
+        let Self { name, media, member_timeout, .. } = self;
+        let patient = |medium| PatientDevice::new(medium, member_timeout);
+        let media = media.into_iter().map(patient).collect();
         let handle = assemble::create(&plan, media).map_err(|source| ArrayStartError::Drives {
             array: name.clone(),
             source: Box::new(source),

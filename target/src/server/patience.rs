@@ -16,7 +16,8 @@ use raidfabric_raid::assemble::{AssembleError, CreateError, find_members};
 use raidfabric_raid::device::Kind;
 use uuid::Uuid;
 
-use super::arrays::{Accepted, ArrayStartError, Prospect, remembered_files};
+use super::arrays::{Accepted, Prospect, remembered_files};
+use super::error::ArrayStartError;
 use super::plane::Desk;
 use super::report::{ArrayState, ArrayStatus, MemberCondition, MemberStatus, Problem, Severity};
 use super::state::StateDirectory;

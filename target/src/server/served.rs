@@ -5,11 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use raidfabric_raid::array::Shared;
-use raidfabric_raid::device::{Identity, OpenDevice};
+use raidfabric_raid::device::Identity;
 use uuid::Uuid;
 
 use super::arrays::{Handle, OpenArray, remembered_files};
 use super::keeper::Recorder;
+use super::patient::PatientDevice;
 use super::temperature;
 use crate::association::Registry;
 use crate::config;
@@ -43,7 +44,7 @@ pub(super) struct ServedArray {
     /// The files that the configuration names; block devices are found without being named.
     listed: Vec<PathBuf>,
     /// Writes its state down; none in memory.
-    pub(super) recorder: Option<Arc<Recorder<OpenDevice>>>,
+    pub(super) recorder: Option<Arc<Recorder<PatientDevice>>>,
     /// Held by whoever changes its members.
     pub(super) changing: tokio::sync::Mutex<()>,
     labels: Mutex<Vec<Option<Label>>>,
@@ -62,7 +63,7 @@ impl ServedArray {
         shared: Arc<Shared>,
         conduct: config::Array,
         drives: &Drives,
-        recorder: Option<Arc<Recorder<OpenDevice>>>,
+        recorder: Option<Arc<Recorder<PatientDevice>>>,
     ) -> Self {
         let label = |(identity, limit): (Option<Identity>, &TimeLimit)| {
             identity.map(|identity| Label { identity, limit: limit.clone() })

@@ -411,6 +411,8 @@ async fn serve(plan: CorePlan, ready: impl FnOnce()) -> Result<(), CoreError> {
                 array.serve().await;
             });
         }
+        let gatherer = Rc::clone(array);
+        runtime::spawn(async move { gatherer.gather().await });
         if plan.index == 0 {
             runtime::spawn(Rc::clone(&core).recover(Rc::clone(array)));
             runtime::spawn(Rc::clone(&core).keep_intent(Rc::clone(array)));

@@ -617,3 +617,30 @@ fn superblocks_stay_active_until_logs_are_replayed() {
         assert!(!plan(&drives).replay, "{level}");
     }
 }
+
+#[test]
+fn what_people_are_told() {
+    let (drives, mut handle) = array(Level::Raid5, Consistency::Ppl, 3, true);
+    handle.record_bad_blocks(0, vec![BadRange { start_bytes: 0, end_bytes: 4096 }]).unwrap();
+    lose(&mut handle, 1);
+    handle.mark_active().unwrap();
+    let drives = look(&drives);
+    let plan = plan_assemble(&drives, &Expected::default()).unwrap();
+    let report = Report { plan: &plan, drives: &drives };
+    let text = report.to_string();
+    for line in [
+        "  RAID 5 of 3 members, consistency ppl, event count ",
+        "  its log is to be replayed\n",
+        "  slot 0: drive-0, in sync, 4096 bytes bad\n",
+        "  slot 1: nobody, missing\n",
+        "  left over: drive-1: it is recorded as failed\n",
+    ] {
+        assert!(text.contains(line), "{line} in {text}");
+    }
+    let uuid = crate::metadata::superblock::MdUuid(plan.info.uuid);
+    let expected = format!(
+        "- name: \"fast\"\n  uuid: \"{uuid}\"\n  level: raid5\n  chunk: 64KiB\n  consistency: ppl\n  \
+         members:\n    - \"drive-0\"\n    # slot 1 has no drive\n    - \"drive-2\"\n"
+    );
+    assert_eq!(report.yaml(), expected);
+}

@@ -61,7 +61,10 @@ impl<M: Medium> ArrayHandle<M> {
             return Err(AddError::TooSmall { name, size_bytes, needed_bytes });
         }
         let like = like.replica().clone();
-        let number = like.superblock.roles().free_number(self.info().geometry.members);
+        // Several may be added before the first of them has its role.
+        let given: Vec<u32> =
+            self.members.iter().map(|member| member.superblock().device_number()).collect();
+        let number = like.superblock.roles().free_number(self.info().geometry.members, &given);
         let reason = CannotRecordReason::NoNumber;
         let number = number.ok_or(UpdateError::Cannot { slot, name, reason })?;
         let device_uuid = ours.map_or_else(Uuid::new_v4, Superblock::device_uuid);

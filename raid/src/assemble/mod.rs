@@ -27,6 +27,7 @@ mod intent;
 mod keep;
 mod membership;
 mod plan;
+mod report;
 mod standing;
 
 pub use create::{CreatePlan, NewArray, create, plan_create};
@@ -38,11 +39,13 @@ pub use intent::{ReplayFailure, Replayed};
 pub use plan::{
     ArrayInfo, AssemblyPlan, Decision, Expected, LeftOver, SlotPlan, decide, plan_assemble,
 };
+pub use report::Report;
 
 #[cfg(test)]
 mod crash_tests;
 #[cfg(test)]
 mod decision_tests;
+
 #[cfg(test)]
 pub(crate) mod test_medium;
 #[cfg(test)]

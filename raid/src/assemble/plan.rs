@@ -342,11 +342,18 @@ fn check_complete(
     let ready: Vec<bool> = standing.slots.iter().map(is_ready).collect();
     let is_enough = is_enough(&standing.geometry, &ready);
     let missing: Vec<u16> = slots().filter(|(_, c)| c.is_none()).map(|(slot, _)| slot).collect();
-    let unexplained = missing.iter().any(|slot| !standing.is_recorded_gone(usize::from(*slot)));
+    // A member that is here, and older, has not gone on without the others.
+    let is_explained = |slot: &u16| {
+        standing.is_recorded_gone(usize::from(*slot)) || standing.is_here_behind(*slot)
+    };
+    let unexplained = !missing.iter().all(is_explained);
     let events = standing.newest.events();
     let is_known = expected.known_events.is_some_and(|known| events >= known);
-    if is_enough && (!unexplained || is_known || expected.run) {
-        if unexplained && !is_known {
+    // Who remembers more has seen other members go on without these.
+    let is_behind = expected.known_events.is_some_and(|known| events < known);
+    let is_believed = !is_behind && (!unexplained || is_known);
+    if is_enough && (is_believed || expected.run) {
+        if !is_believed {
             risks.push("members are missing that may be newer than those that are here");
         }
         return Ok(());
@@ -367,7 +374,7 @@ fn check_complete(
         missing: lacking.into_iter().map(|slot| (slot, last_known(expected, slot))).collect(),
         unusable: standing.rest.iter().map(|(c, reason)| (c.name(), *reason)).collect(),
         can_run: is_enough,
-        is_behind: expected.known_events.is_some_and(|known| events < known),
+        is_behind,
     })
 }
 

@@ -134,6 +134,18 @@ impl<'a> Standing<'a> {
         Ok(Self { newest, rulers, geometry, slots, rest })
     }
 
+    /// Whether the drive to which the newest superblocks give a slot is here, and only too old.
+    pub(super) fn is_here_behind(&self, slot: u16) -> bool {
+        let is_it = |candidate: &Candidate<'_>| {
+            let number = candidate.superblock.device_number();
+            candidate.superblock.own_role() == Role::Active(slot)
+                && self.newest.superblock.role_of(number) == Role::Active(slot)
+        };
+        self.rest.iter().any(|(candidate, reason)| {
+            matches!(reason, NotMember::Behind { .. }) && is_it(candidate)
+        })
+    }
+
     /// Whether the newest superblocks say that there is nobody in a slot.
     pub(super) fn is_recorded_gone(&self, slot: usize) -> bool {
         let is_gone = |slot| self.rulers.iter().all(|c| !c.superblock.roles().holds(slot));

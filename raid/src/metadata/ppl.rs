@@ -46,6 +46,7 @@ pub const MAX_ENTRIES: usize = 148;
 pub const MAX_DATA_BYTES: usize = 128 << 10;
 const RESERVED_BYTES: usize = 512;
 
+/// `struct ppl_header_entry` of Linux's md_p.h.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct RawEntry {
@@ -56,6 +57,7 @@ struct RawEntry {
     checksum: U32,
 }
 
+/// `struct ppl_header` of Linux's md_p.h.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct RawHeader {

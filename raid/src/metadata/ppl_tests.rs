@@ -91,13 +91,8 @@ fn as_md_walks(geometry: &Geometry, entry: &Entry) -> BTreeMap<(u64, u64), (Vec<
     let first = entry.data_sector;
     let (disks, strip, last);
     if pp < chunk {
-        if pp > 0 {
-            disks = data / pp;
-            strip = pp;
-        } else {
-            disks = all;
-            strip = data / disks;
-        }
+        disks = data.checked_div(pp).unwrap_or(all);
+        strip = if pp > 0 { pp } else { data / disks };
         last = first + (disks - 1) * chunk + strip;
     } else {
         disks = all;

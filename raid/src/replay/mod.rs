@@ -320,7 +320,8 @@ pub fn apply<M: Medium>(input: &Input<'_, M>, plan: &Plan) -> Result<(), ReplayE
     let member = |slot: usize| input.members.get(slot).and_then(Option::as_ref);
     for (piece, bytes) in &plan.fixes {
         let Some(member) = member(piece.slot) else { continue };
-        write_blocks(member, member.data_offset_bytes + piece.range.start, bytes)
+        let at = member.data_offset_bytes + piece.range.start;
+        write_blocks(member, at, bytes, input.block_bytes)
             .map_err(|source| ReplayError::Write { slot: piece.slot, source })?;
     }
     for (slot, member) in input.members.iter().enumerate() {
@@ -344,14 +345,26 @@ pub fn apply<M: Medium>(input: &Input<'_, M>, plan: &Plan) -> Result<(), ReplayE
     Ok(())
 }
 
-/// Writes, in whole blocks of 4096 bytes, what may be less at either end.
-fn write_blocks<M: Medium>(member: &Member<'_, M>, at: u64, bytes: &[u8]) -> io::Result<()> {
+/// Writes, in whole blocks of 4096 bytes, what may be less at either end. Where what is beside it
+/// there cannot be read, only what is to be written is, if that is in whole blocks of the array.
+fn write_blocks<M: Medium>(
+    member: &Member<'_, M>,
+    at: u64,
+    bytes: &[u8],
+    block_bytes: u32,
+) -> io::Result<()> {
     let (start, end) = (at - at % 4096, (at + bytes.len() as u64).next_multiple_of(4096));
     if (start, end) == (at, at + bytes.len() as u64) {
         return member.medium.write_durable(at, bytes);
     }
     let mut whole = vec![0; (end - start) as usize];
-    member.medium.read_at(start, &mut whole)?;
+    if let Err(error) = member.medium.read_at(start, &mut whole) {
+        let block = u64::from(block_bytes).max(512);
+        if at.is_multiple_of(block) && (bytes.len() as u64).is_multiple_of(block) {
+            return member.medium.write_durable(at, bytes);
+        }
+        return Err(error);
+    }
     whole[(at - start) as usize..][..bytes.len()].copy_from_slice(bytes);
     member.medium.write_durable(start, &whole)
 }

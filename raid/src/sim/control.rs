@@ -11,7 +11,7 @@ use super::faults::{Faults, Kind};
 use super::keeper::Records;
 use super::medium::{SimMedium, Step, StepKind, Tape};
 use super::world::World;
-use crate::array::{MemberFault, MemberState, Shared, Wanted};
+use crate::array::{IN_SYNC, MemberFault, MemberState, Shared, Wanted};
 use crate::assemble::{ArrayHandle, Recorded, UpdateError};
 use crate::drive::{Drive, DriveError};
 use crate::mutation::mutation;
@@ -23,6 +23,8 @@ pub(crate) struct Truth {
     pub(crate) in_sync: Vec<usize>,
     /// The superblocks have been written since the array was created.
     pub(crate) is_recorded: bool,
+    /// All parity was right when they were written last, but for what was being written.
+    pub(crate) is_synced: bool,
     /// The superblocks said "active".
     pub(crate) active: bool,
     /// The event count that the state directory tells.
@@ -80,7 +82,7 @@ impl Control {
         self.wait().await;
         let mut trial = self.handle.borrow().clone();
         self.tape.record();
-        let _ = what(&mut trial);
+        let expected = what(&mut trial);
         let mut done = Vec::new();
         for step in self.tape.take() {
             let result = self.step(&step).await;
@@ -89,6 +91,11 @@ impl Control {
             if failed {
                 break;
             }
+        }
+        if expected.is_ok() && done.iter().all(|(_, result)| result.is_ok()) {
+            *self.handle.borrow_mut() = trial;
+            self.is_busy.set(false);
+            return expected;
         }
         self.tape.play(done);
         let result = what(&mut self.handle.borrow_mut());
@@ -149,6 +156,7 @@ impl Control {
             .filter_map(|(_, disk)| *disk)
             .collect();
         (truth.active, truth.is_recorded) = (wanted.active, true);
+        truth.is_synced = wanted.resync_from == IN_SYNC;
         if recorded.lost_member && !mutation!("no-state-record") {
             truth.known_events = Some(recorded.events);
         }

@@ -77,8 +77,12 @@ impl Ground {
             let count = |all: &[Vec<BadRange>]| all.iter().flatten().map(len).sum::<u64>();
             // What a row has lost with a member is recorded on its parity.
             let has_parity = self.shared.geometry().parities() > 0;
-            let has_cause =
-                self.slots().any(|slot| has_read_errors(slot) || has_parity && self.is_out(slot));
+            // And a member that is filled takes over what another has lost.
+            let has_cause = self.slots().any(|slot| {
+                has_read_errors(slot)
+                    || has_parity && self.is_out(slot)
+                    || !bad_blocks[slot].is_empty()
+            });
             let are_more = count(&wanted.bad_blocks) > count(&bad_blocks);
             assert!(!are_more || has_cause, "bad blocks without a cause: {wanted:?}");
             bad_blocks.clone_from(&wanted.bad_blocks);

@@ -231,7 +231,9 @@ impl Life {
                     }
                     match create(&plan, media) {
                         Ok(_) => {
-                            self.truth.borrow_mut().is_recorded = true;
+                            let mut truth = self.truth.borrow_mut();
+                            truth.is_recorded = true;
+                            truth.is_synced = self.shape.drives.iter().all(|d| d.can_zero);
                             break;
                         }
                         Err(error) => assert!(fuse.is_blown(), "the creation failed: {error}"),
@@ -273,7 +275,7 @@ impl Life {
                     continue;
                 }
             };
-            self.judge_start(&plan, &present, &answer);
+            self.judge_start(&plan, &present, with_state, &answer);
             if let Some(assembled) =
                 self.take(&plan, &drives, media, &present, &fuse, &tape, &mut answer)
             {
@@ -357,7 +359,8 @@ impl Life {
             }
             AssembleError::DirtyDegraded { .. } => {
                 let has_log = self.shape.consistency == Consistency::Ppl;
-                assert!(!has_log || truth.took_risk, "there is a log: {}", reason());
+                let knows = has_log && truth.is_synced && !truth.took_risk;
+                assert!(!knows, "there is a log: {}", reason());
                 if present.len() < self.present(true).len() && self.random.below(2) == 0 {
                     return Some(Answer { brings_all: true, ..answer });
                 }
@@ -368,8 +371,15 @@ impl Life {
         }
     }
 
-    /// A start must not believe a drive that lacks something, unless the operator said so.
-    fn judge_start(&mut self, plan: &AssemblyPlan, present: &[usize], answer: &Answer) {
+    /// A start must not believe a drive that lacks something, unless the operator said so, or has lost
+    /// the state directory.
+    fn judge_start(
+        &mut self,
+        plan: &AssemblyPlan,
+        present: &[usize],
+        with_state: bool,
+        answer: &Answer,
+    ) {
         let stale = self.lasting.stale.borrow().clone();
         let used: Vec<usize> = plan
             .slots
@@ -381,12 +391,14 @@ impl Life {
         if old.is_empty() {
             return;
         }
-        let took_risk = answer.run || answer.winner.is_some();
+        // A set that once was whole without the others cannot know that they have gone on without
+        // it; only the state directory can.
+        let took_risk = answer.run || answer.winner.is_some() || !with_state;
         let truth = self.truth.borrow().clone();
         assert!(
             took_risk || truth.took_risk,
             "drives {old:?} lack acknowledged writes, and count as in sync; drives {present:?}, \
-             {truth:?}, {plan:#?}"
+             {truth:?}"
         );
         self.truth.borrow_mut().took_risk = true;
         self.lasting.is_tainted.set(true);
@@ -594,8 +606,15 @@ impl Life {
 
     /// What no host ever wrote is as it was.
     fn check_untouched(&self, boot: &Boot) {
+        if self.lasting.is_tainted.get() {
+            return;
+        }
         let model = self.lasting.model.borrow();
         let members = boot.shared.wanted().members;
+        let bad = boot.shared.wanted().bad_blocks;
+        let is_bad = |slot: usize, at: u64| {
+            bad[slot].iter().any(|bad| bad.start_bytes <= at && at < bad.end_bytes)
+        };
         let places = boot.scene.ground.places.borrow();
         let mut bytes = [0; SECTOR_BYTES];
         for sector in (0..model.sectors()).filter(|sector| !model.is_known(*sector)) {
@@ -606,7 +625,7 @@ impl Life {
             for copy in 0..extent.copies {
                 let at = extent.place(copy);
                 let Some(place) = &places[at.slot] else { continue };
-                if members[at.slot] != MemberState::InSync {
+                if members[at.slot] != MemberState::InSync || is_bad(at.slot, at.offset_bytes) {
                     continue;
                 }
                 let from = (place.data_offset_bytes + at.offset_bytes) as usize;

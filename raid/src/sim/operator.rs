@@ -41,6 +41,10 @@ impl Operator {
                 return;
             }
             let shared = &self.scene.ground.shared;
+            if shared.geometry().parities() > 0 && !shared.is_in_sync() {
+                // What a member held whose parity was never right is lost with it, block by block.
+                continue;
+            }
             match world.below(8) {
                 0 => {
                     shared.start_check(world.one_in(2));

@@ -79,6 +79,8 @@ pub(in crate::array) struct Stripe {
     /// Whether somebody ends holds in time; without, nothing is held.
     gathers: Cell<bool>,
     reserve: Reserve,
+    /// In boxes, as they are large and change hands.
+    #[expect(clippy::vec_box, reason = "they are moved into futures")]
     workspaces: RefCell<Vec<Box<Workspace>>>,
 }
 

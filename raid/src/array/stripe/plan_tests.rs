@@ -80,7 +80,7 @@ fn a_write_is_planned_whenever_it_can_be_done() {
                 continue;
             }
             let members = Members { readable, writable, trusted };
-            for modified in (1..1usize << data).map(|bits| choose(bits)) {
+            for modified in (1..1usize << data).map(&choose) {
                 let plan = plan_write(data, parities, members, modified);
                 check_write(data, parities, members, modified, plan);
                 if let Ok(plan) = plan {
@@ -162,7 +162,7 @@ fn a_read_is_planned_whenever_it_can_be_done() {
             let trusted = state >> chunks.len() & 1 == 1;
             let members = Members { readable, writable: readable, trusted };
             let known = if trusted { readable } else { readable & all };
-            for wanted in (1..1usize << data).map(|bits| choose(bits)) {
+            for wanted in (1..1usize << data).map(&choose) {
                 let plan = plan_read(data, parities, members, wanted);
                 let vectors: Vec<_> = wanted.iter().map(|role| vector(role, data)).collect();
                 let context = format!("{data}+{parities} {members:?} {wanted:?}: {plan:?}");

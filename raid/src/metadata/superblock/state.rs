@@ -38,10 +38,14 @@ impl RoleTable {
         self.holders(slot).next().is_some()
     }
 
-    /// A number for a new device: none that a device may have had, as long as there are such.
-    pub(crate) fn free_number(&self, members: usize) -> Option<u32> {
-        let is_free =
-            |number: &usize| !matches!(self.0.get(*number), Some(Role::Active(_) | Role::Journal));
+    /// A number for a new device: none that a device may have had, as long as there are such, and
+    /// none of those `given` to drives that do not have their role yet.
+    pub(crate) fn free_number(&self, members: usize, given: &[u32]) -> Option<u32> {
+        let is_given = |number: usize| given.iter().any(|given| *given as usize == number);
+        let is_free = |number: &usize| {
+            !matches!(self.0.get(*number), Some(Role::Active(_) | Role::Journal))
+                && !is_given(*number)
+        };
         let used = self.0.iter().rposition(|role| matches!(role, Role::Active(_) | Role::Journal));
         let first_new = used.map_or(0, |last| last + 1).max(members);
         let number = (first_new..MAX_DEVICES).chain(0..MAX_DEVICES).find(is_free)?;

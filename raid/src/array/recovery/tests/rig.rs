@@ -51,6 +51,7 @@ pub(super) struct Disk {
     pub(super) read_bytes: Cell<u64>,
     pub(super) written: RefCell<Vec<Range<u64>>>,
     pub(super) flushes: Cell<u64>,
+    pub(super) zeroed_bytes: Cell<u64>,
 }
 
 impl Disk {
@@ -70,6 +71,7 @@ impl Disk {
             read_bytes: Cell::new(0),
             written: RefCell::default(),
             flushes: Cell::new(0),
+            zeroed_bytes: Cell::new(0),
         })
     }
 
@@ -80,9 +82,14 @@ impl Disk {
         bytes
     }
 
-    /// Changes it behind the array's back.
+    /// Changes it behind the array's back, at any offset.
     pub(super) fn put(&self, offset: u64, bytes: &[u8]) {
-        self.memory.write_now(DATA_OFFSET + offset, bytes).unwrap();
+        let end = offset + bytes.len() as u64;
+        let (first, last) = (offset / BLOCK * BLOCK, end.next_multiple_of(BLOCK));
+        let mut blocks = vec![0; (last - first) as usize];
+        self.memory.read_now(DATA_OFFSET + first, &mut blocks).unwrap();
+        blocks[(offset - first) as usize..][..bytes.len()].copy_from_slice(bytes);
+        self.memory.write_now(DATA_OFFSET + first, &blocks).unwrap();
     }
 
     pub(super) fn spoil(&self, block: u64) {
@@ -201,6 +208,7 @@ impl Drive for TestDrive {
             return Err(error);
         }
         self.disk.change(offset, &vec![0; len as usize], false);
+        self.disk.zeroed_bytes.set(self.disk.zeroed_bytes.get() + len);
         Ok(())
     }
 

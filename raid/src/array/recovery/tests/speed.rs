@@ -26,8 +26,8 @@ fn rig(plan: &Plan) -> Rig {
         disk.rate.set(RATE);
         disk.cannot_zero.set(true);
     }
-    // As much memory as a core has for this.
-    let plan = Plan { memory_bytes: 8 << 20, ..plan.clone() };
+    // As much memory as two cores have for this.
+    let plan = Plan { memory_bytes: 16 << 20, ..plan.clone() };
     Rig::over(&plan, disks, 1)
 }
 

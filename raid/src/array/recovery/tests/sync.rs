@@ -67,7 +67,10 @@ fn a_resync_that_was_cut_off_goes_on_where_it_was_recorded() {
                 rig.shared.set_checkpoint_interval(256 << 10);
                 rig.shared.set_resync_rates(1, Some(128 << 20));
                 rig.start();
-                rig.world.run_for(200 + 150 * seed + 31 * turn as u64);
+                let until = (seed + 1) * plan.geometry.capacity_bytes() / 8;
+                let shared = std::sync::Arc::clone(&rig.shared);
+                rig.world.run_until(|| shared.resync_position_bytes() >= until);
+                rig.world.run_for(20 * cut + 7 * turn as u64);
                 rig = rig.cut_power(seed * 10 + cut);
                 let position = rig.shared.resync_position_bytes();
                 resumed += usize::from((1..IN_SYNC).contains(&position));
@@ -76,7 +79,7 @@ fn a_resync_that_was_cut_off_goes_on_where_it_was_recorded() {
             rig.assert_holds(&contents);
         }
     }
-    assert!(resumed > 20, "{resumed}");
+    assert!(resumed > 50, "{resumed}");
 }
 
 /// A data block that cannot be read before parity is trusted is lost: it is an error from then on,

@@ -410,7 +410,9 @@ impl<D: Drive> Array<D> {
             })
         };
         let mut outcome = Outcome::default();
-        let writes = targets().map(|place| self.write_member(place, data.clone(), false));
+        // Where copies need not agree, what is answered now must be what is answered after a power
+        // cut, too, should the member that it was read from fail.
+        let writes = targets().map(|place| self.write_member(place, data.clone(), !agrees));
         fan_out(targets().count(), writes, |result| outcome.add(result)).await;
         armed.disarm();
         drop(permit);

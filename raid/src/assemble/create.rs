@@ -18,7 +18,7 @@ use crate::metadata::layout::{
 use crate::metadata::private::{Copy, Header, PrivateArea, SectionKind, superblock_hash};
 use crate::metadata::record::{Replica, member_writes, plan_first_event};
 use crate::metadata::superblock::{
-    Geometry, MAX_DEVICES, NewIntent, NewSuperblock, Summary, Superblock,
+    Geometry, MAX_DEVICES, NewIntent, NewSuperblock, SUPERBLOCK_OFFSET_BYTES, Summary, Superblock,
 };
 use crate::metadata::take_over::{Common, Kept};
 use crate::metadata::{Consistency, Level, Timestamp};
@@ -165,6 +165,13 @@ pub fn create<M: Medium>(plan: &CreatePlan, media: Vec<M>) -> Result<ArrayHandle
         zeroed &= medium
             .zero_cheaply(plan.placement.data_offset_bytes, plan.placement.component_bytes)
             .map_err(|e| failed(medium, "zeroing its data", e))?;
+    }
+    // What an earlier creation has left would not fit to the headers that come now, and would not be
+    // known as unfinished any more if this one is cut short, too.
+    for medium in &media {
+        medium
+            .write_durable(SUPERBLOCK_OFFSET_BYTES, &[0; 4096])
+            .map_err(|e| failed(medium, "clearing its superblock", e))?;
     }
     let in_sync = zeroed || plan.assume_clean || !plan.geometry.level.is_redundant();
     let synced_bytes = if in_sync { IN_SYNC } else { 0 };

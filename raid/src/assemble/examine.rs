@@ -65,7 +65,9 @@ impl Examined {
     #[must_use]
     pub fn is_unfinished(&self) -> bool {
         let never_ran = self.superblock().is_some_and(|s| s.events() == 0);
-        never_ran && matches!(self.private, PrivateArea::Believed { .. })
+        // The header is that of this superblock; whether it fits to the last byte does not matter,
+        // since the power may have failed while the superblock was written.
+        never_ran && self.private.header().is_some()
     }
 }
 

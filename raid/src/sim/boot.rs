@@ -21,7 +21,8 @@ use super::operator::Operator;
 use super::runner::Story;
 use super::world::{Clock, Random, World};
 use crate::array::{
-    Array, BadRange, IN_SYNC, IntentLayout, Keeper, MemberState, Settings, Shared, WriteState,
+    Array, BadRange, IN_SYNC, IntentLayout, Keeper, MemberState, RecoveryState, Settings, Shared,
+    WriteState,
 };
 use crate::buffer::Pool;
 use crate::geometry::Geometry;
@@ -335,10 +336,15 @@ impl Boot {
         let failure = || self.shared.failure();
         assert!(world.run_until(|| busy.get() == 0), "a request hangs: {:?}", failure());
         if waits_for_resync {
-            let shared = Arc::clone(&self.shared);
-            self.run("the resync", async move {
-                shared.wait_in_sync().await;
-            });
+            // Where a member is missing parity may have to wait for it.
+            let has_parity = self.shared.geometry().parities() > 0;
+            let is_over = || {
+                let doing = self.shared.recovery_status(Duration::ZERO).state;
+                doing == RecoveryState::Idle
+                    || self.shared.failure().is_some()
+                    || has_parity && self.shared.is_degraded()
+            };
+            assert!(world.run_until(is_over), "the long tasks hang");
         }
         self.scene.is_stopping.set(true);
         self.retires.set(true);

@@ -130,22 +130,24 @@ impl Scene {
         let value = self.model.borrow_mut().new_value();
         let mut buffer = self.buffer(at.len());
         encode(value, at.start, &mut buffer);
+        let in_sync = self.ground.in_sync();
         let asked = self.model.borrow_mut().ask(at.clone(), value);
         self.world.trace(|| format!("core {core}: write {value} of {at:?} begins"));
         let offset = (at.start * SECTOR_BYTES) as u64;
         let result = self.array(core).write(offset, buffer.freeze(), fua).await;
         self.answer(asked, &result, fua);
         let fua = if fua { ", with FUA" } else { "" };
-        self.changed(core, &format!("write {value}{fua}"), at, result)
+        self.changed(core, &format!("write {value}{fua}"), at, result, Some(&in_sync))
     }
 
     async fn zero(&self, core: usize, at: Range<usize>) -> bool {
         let (deallocate, fua) = (self.world.one_in(2), self.world.one_in(3));
+        let in_sync = self.ground.in_sync();
         let asked = self.model.borrow_mut().ask(at.clone(), ZERO);
         let (offset, len) = ((at.start * SECTOR_BYTES) as u64, (at.len() * SECTOR_BYTES) as u64);
         let result = self.array(core).write_zeroes(offset, len, deallocate, fua).await;
         self.answer(asked, &result, fua);
-        self.changed(core, "write zeroes", at, result)
+        self.changed(core, "write zeroes", at, result, Some(&in_sync))
     }
 
     async fn deallocate(&self, core: usize, at: Range<usize>) -> bool {
@@ -154,7 +156,7 @@ impl Scene {
         let result = self.array(core).deallocate(offset, len).await;
         // It may have been skipped, so like a failed write it supersedes nothing.
         self.answer(asked, &result.and(Err(ArrayError::NotReady)), false);
-        self.changed(core, "deallocate", at, result)
+        self.changed(core, "deallocate", at, result, None)
     }
 
     /// Judges the answer to a write; whether it succeeded.
@@ -164,10 +166,11 @@ impl Scene {
         what: &str,
         at: Range<usize>,
         result: Result<(), ArrayError>,
+        in_sync: Option<&[usize]>,
     ) -> bool {
         self.world.trace(|| format!("core {core}: {what} of {at:?}: {result:?}"));
-        if result.is_ok() {
-            self.ground.note_acknowledged();
+        if let (Ok(()), Some(in_sync)) = (&result, in_sync) {
+            self.ground.note_acknowledged(in_sync);
         }
         self.judge(what, &at, result)
     }
@@ -181,6 +184,7 @@ impl Scene {
                 self.model.borrow().may_fail(at.clone())
                     || self.ground.may_be_unreadable(at)
                     || self.is_beyond_parity(at)
+                    || self.cannot_be_mended(at)
             }
             ArrayError::WriteFailed(_) => {
                 self.ground.may_fail_writes() || self.ground.may_be_unreadable(at)
@@ -192,10 +196,17 @@ impl Scene {
         false
     }
 
+    /// Whether copies may differ, and the array takes no writes that would make them equal.
+    fn cannot_be_mended(&self, at: &Range<usize>) -> bool {
+        let range = (at.start * SECTOR_BYTES) as u64..(at.end * SECTOR_BYTES) as u64;
+        self.ground.shared.failure().is_some() && !self.arrays[0].view(range).agrees
+    }
+
     /// Whether a member is out, and there is no parity to be trusted in its place.
     fn is_beyond_parity(&self, at: &Range<usize>) -> bool {
         let geometry = self.arrays[0].geometry();
-        if geometry.parities() == 0 || !self.ground.is_degraded() {
+        if geometry.parities() == 0 || !self.ground.is_degraded() && !self.ground.had_read_errors()
+        {
             return false;
         }
         let rows = geometry.row_of((at.start * SECTOR_BYTES) as u64)

@@ -21,6 +21,8 @@ use crate::mutation::mutation;
 pub(crate) struct Truth {
     /// The drives that were in sync when the superblocks were last recorded whole.
     pub(crate) in_sync: Vec<usize>,
+    /// The drives that were being rebuilt then.
+    pub(crate) rebuilding: Vec<usize>,
     /// The superblocks have been written since the array was created.
     pub(crate) is_recorded: bool,
     /// All parity was right when they were written last, but for what was being written.
@@ -150,11 +152,13 @@ impl Control {
     fn note(&self, wanted: &Wanted, recorded: Recorded) {
         let mut truth = self.truth.borrow_mut();
         let slots = self.slots.borrow();
-        let members = wanted.members.iter().zip(slots.iter());
-        truth.in_sync = members
-            .filter(|(state, _)| **state == MemberState::InSync)
-            .filter_map(|(_, disk)| *disk)
-            .collect();
+        let with = |wanted_state| {
+            let members = wanted.members.iter().zip(slots.iter());
+            let fit = members.filter(|(state, _)| **state == wanted_state);
+            fit.filter_map(|(_, disk)| *disk).collect()
+        };
+        truth.in_sync = with(MemberState::InSync);
+        truth.rebuilding = with(MemberState::Rebuilding);
         (truth.active, truth.is_recorded) = (wanted.active, true);
         truth.is_synced = wanted.resync_from == IN_SYNC;
         if recorded.lost_member && !mutation!("no-state-record") {

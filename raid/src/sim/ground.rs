@@ -105,17 +105,29 @@ impl Ground {
         }
     }
 
-    /// A write has been acknowledged: whoever may not have it is stale.
-    pub(crate) fn note_acknowledged(&self) {
-        if !self.out.borrow().contains(&true) {
-            return;
-        }
+    /// The drives that are in sync now.
+    pub(crate) fn in_sync(&self) -> Vec<usize> {
         let states = self.shared.member_states();
         let in_sync = |slot: &usize| states[*slot] == MemberState::InSync;
-        let kept: Vec<_> = self.slots().filter(in_sync).filter_map(|s| self.disk(s)).collect();
-        for (disk, is_stale) in self.stale.borrow_mut().iter_mut().enumerate() {
-            *is_stale |= !kept.contains(&disk);
+        self.slots().filter(in_sync).filter_map(|slot| self.disk(slot)).collect()
+    }
+
+    /// A write has been acknowledged, and these drives were in sync when it was asked for: whoever
+    /// was not in sync then and is not now does not have it.
+    pub(crate) fn note_acknowledged(&self, asked: &[usize]) {
+        let now = self.in_sync();
+        if asked.len() == self.stale.borrow().len() && now.len() == asked.len() {
+            return;
         }
+        for (disk, is_stale) in self.stale.borrow_mut().iter_mut().enumerate() {
+            *is_stale |= !asked.contains(&disk) && !now.contains(&disk);
+        }
+    }
+
+    /// Whether some read has failed.
+    pub(crate) fn had_read_errors(&self) -> bool {
+        let mut disks = self.slots().filter_map(|slot| self.disk(slot));
+        disks.any(|disk| self.faults.hits(disk).reads > 0)
     }
 
     /// Whether more members may be lost than the level tolerates, for some part of the array.

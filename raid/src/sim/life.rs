@@ -305,9 +305,10 @@ impl Life {
         present
     }
 
-    /// Everybody who was in sync when something was last acknowledged is here.
+    /// Everybody who was in sync, or being rebuilt, when something was last acknowledged is here.
     fn are_all_here(&self, present: &[usize]) -> bool {
-        self.truth.borrow().in_sync.iter().all(|disk| present.contains(disk))
+        let truth = self.truth.borrow();
+        truth.in_sync.iter().chain(&truth.rebuilding).all(|disk| present.contains(disk))
     }
 
     /// A refusal has to have a reason. What the operator does about it; None: nothing helps.
@@ -356,6 +357,10 @@ impl Life {
                 assert!(truth.took_risk, "they cannot have diverged: {}", reason());
                 self.count("winners named");
                 Some(Answer { winner: Some(first.clone()), ..answer })
+            }
+            AssembleError::DuplicateSlot { .. } => {
+                assert!(!self.are_all_here(present), "refused without a reason: {}", reason());
+                Some(Answer { brings_all: true, ..answer })
             }
             AssembleError::DirtyDegraded { .. } => {
                 let has_log = self.shape.consistency == Consistency::Ppl;
@@ -481,7 +486,7 @@ impl Life {
             return;
         }
         let mut model = self.lasting.model.borrow_mut();
-        let was_synced = plan.info.resync_from_bytes.is_none();
+        let was_synced = self.truth.borrow().is_synced;
         for sector in 0..model.sectors() {
             let offset = (sector * SECTOR_BYTES) as u64;
             let in_row = self.geometry.in_row(offset);
@@ -493,7 +498,7 @@ impl Life {
             if is_exposed && model.is_known(sector) {
                 model.allow_failure(sector);
             }
-            if answer.force && (is_exposed || !was_synced) && model.is_known(sector) {
+            if answer.force && (is_exposed && model.is_known(sector) || !was_synced) {
                 model.allow_anything(sector);
             }
         }
@@ -578,7 +583,7 @@ impl Life {
             disk.borrow_mut().cut_power(|| self.random.below(100) < keep_percent);
             disk.borrow_mut().is_gone = false;
         }
-        self.lasting.model.borrow_mut().restart();
+        self.lasting.model.borrow_mut().restart(false);
         self.lasting.model.borrow_mut().power_cut();
     }
 
@@ -586,7 +591,8 @@ impl Life {
         self.expose(boot);
         boot.stop();
         self.count("deaths");
-        self.lasting.model.borrow_mut().restart();
+        let has_failed = boot.shared.failure().is_some();
+        self.lasting.model.borrow_mut().restart(has_failed);
         let mut some_lost_power = false;
         for disk in &self.drives.borrow().0 {
             let mut disk = disk.borrow_mut();

@@ -245,10 +245,14 @@ impl Model {
         }
     }
 
-    /// The process has ended: nothing will be answered any more.
-    pub(crate) fn restart(&mut self) {
+    /// The process has ended: nothing will be answered any more. If the array `has_failed`, what was
+    /// seen of writes that failed need not be what is seen of them later.
+    pub(crate) fn restart(&mut self, has_failed: bool) {
         let now = self.tick();
         for sector in self.known() {
+            if has_failed && sector.writes.iter().any(|write| !write.succeeded) {
+                sector.writes.iter_mut().for_each(|write| write.seen.clear());
+            }
             for write in &mut sector.writes {
                 write.answered = write.answered.min(now);
             }

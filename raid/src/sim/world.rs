@@ -220,7 +220,7 @@ impl World {
 
     fn step(&self) -> bool {
         self.steps.set(self.steps.get() + 1);
-        assert!(self.steps.get() < 3_000_000, "the run does not come to an end");
+        assert!(self.steps.get() < 1_000_000, "the run does not come to an end");
         let rung = std::mem::take(&mut self.inbox.lock().unwrap().rung);
         for core in rung {
             let delay = self.below(60_000);

@@ -177,12 +177,22 @@ impl<M: Medium> Recorder<M> {
                     }
                     // It is told once only that what was written before is lost.
                     (failure, UpdateError::Flush { .. }) => self.shared.fail_flush(slot, failure),
+                    // It writes no more, and yet has what it was given before: it can be read.
+                    (failure, _) if self.flushes(slot) => {
+                        self.shared.fail_member(slot, MemberFault::Write(failure));
+                    }
                     (failure, _) => self.shared.record_failed(slot, failure),
                 }
             }
         }
         // An array that has failed with it wants nothing else: it would be tried for ever.
         if self.shared.failure().is_some() { Turn::Refused } else { Turn::Again }
+    }
+
+    /// Whether a member says that it has kept all that it has acknowledged.
+    fn flushes(&self, slot: usize) -> bool {
+        let handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
+        handle.member(slot).is_some_and(|member| member.medium().flush().is_ok())
     }
 
     /// Says it once, until something is recorded again.
@@ -436,6 +446,14 @@ mod tests {
         let [failed, in_sync] = [MemberState::Failed, MemberState::InSync];
         assert_eq!(setup.members(), [failed, in_sync, failed]);
         assert!(setup.is_recorded());
+        let fault = setup.recorder.shared.member_fault(0);
+        assert_eq!(fault, Some(MemberFault::Write(DriveError::Io { errno: libc::EIO })));
+        // One that does not flush either may have lost what it had acknowledged.
+        let setup = mirror();
+        let error = Some(libc::EIO);
+        *setup.faults[0].lock().unwrap() = Fault { write: error, flush: error };
+        setup.recorder.shared.fail_member(2, MemberFault::Operator);
+        assert_eq!(setup.recorder.settle(), Turn::Done);
         let fault = setup.recorder.shared.member_fault(0);
         assert_eq!(fault, Some(MemberFault::Superblock(DriveError::Io { errno: libc::EIO })));
     }

@@ -46,8 +46,11 @@ impl RoleTable {
             !matches!(self.0.get(*number), Some(Role::Active(_) | Role::Journal))
                 && !is_given(*number)
         };
-        let used = self.0.iter().rposition(|role| matches!(role, Role::Active(_) | Role::Journal));
-        let first_new = used.map_or(0, |last| last + 1).max(members);
+        // One that failed counts as well: an old superblock that calls its number failed would
+        // contradict whoever has it now.
+        let used = self.0.iter().rposition(|role| *role != Role::Spare);
+        let given_last = given.iter().map(|given| *given as usize + 1).max().unwrap_or(0);
+        let first_new = used.map_or(0, |last| last + 1).max(members).max(given_last);
         let number = (first_new..MAX_DEVICES).chain(0..MAX_DEVICES).find(is_free)?;
         u32::try_from(number).ok()
     }

@@ -13,12 +13,17 @@ use std::io::{self, Read, Seek, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 /// Commands that the kernel keeps waiting while we serve others.
 const BACKLOG: i32 = 64;
+
+/// How long a daemon may take to end, and how often it is looked for.
+const PREDECESSOR_PATIENCE: Duration = Duration::from_secs(5);
+const RETRY: Duration = Duration::from_millis(50);
 
 /// The longest path that a socket's address can hold, with its end.
 const MAX_ADDRESS_BYTES: usize = 108;
@@ -85,7 +90,7 @@ impl ControlSocket {
             let make = || DirBuilder::new().recursive(true).mode(0o755).create(parent);
             make().map_err(failed("make", parent))?;
         }
-        let lock = lock(path)?;
+        let lock = lock_patiently(path)?;
         match fs::symlink_metadata(path) {
             Ok(meta) if !meta.file_type().is_socket() => {
                 return Err(SocketError::NotASocket { path: path.to_owned() });
@@ -133,6 +138,19 @@ impl Drop for ControlSocket {
         if ours {
             // If it fails the next daemon replaces it.
             let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Takes the lock beside the socket; waits a moment for a daemon that is ending.
+fn lock_patiently(path: &Path) -> Result<File, SocketError> {
+    let start = Instant::now();
+    loop {
+        match lock(path) {
+            Err(SocketError::Live { .. }) if start.elapsed() < PREDECESSOR_PATIENCE => {
+                std::thread::sleep(RETRY);
+            }
+            end => return end,
         }
     }
 }

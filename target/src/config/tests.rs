@@ -578,13 +578,13 @@ fn the_memory_bound_is_printed_with_its_terms() {
     assert_eq!(bound.connections_per_core, 1024);
     let connection = (64 << 10) + (128 << 10) + 512 * 1024;
     assert_eq!(bound.connection_bytes, connection);
-    let cores = 2 * ((32 << 20) + (128 << 20) + (16 << 20) + 1024 * connection);
+    let cores = 2 * ((32 << 20) + (128 << 20) + (24 << 20) + 1024 * connection);
     assert_eq!(bound.total_bytes(), cores + (32 << 20) + (128 << 20));
     assert_eq!(
         bound.to_string(),
-        "memory: at most 1920 MiB\n  \
+        "memory: at most 1936 MiB\n  \
          = cores × (capsule + transfer + workers + connections × per connection) + base + members in memory\n  \
-         = 2 × (32 MiB + 128 MiB + 16 MiB + 1024 × 704 KiB) + 32 MiB + 128 MiB\n  \
+         = 2 × (32 MiB + 128 MiB + 24 MiB + 1024 × 704 KiB) + 32 MiB + 128 MiB\n  \
          connections per core = the fewer of capsule / 16 KiB and transfer / 128 KiB"
     );
 }

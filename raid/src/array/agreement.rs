@@ -43,4 +43,10 @@ impl Shared {
         self.refresh_map(&mut rare.membership);
         Self::wake_all(rare);
     }
+    /// The write intent has regions that are dirty and were not.
+    pub(super) fn became_dirty(&self) {
+        let mut rare = self.rare();
+        self.refresh_map(&mut rare.membership);
+        Self::wake_all(rare);
+    }
 }

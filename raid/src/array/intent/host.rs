@@ -39,6 +39,10 @@ impl<D: Drive> Members for Array<D> {
         self.shared.settled().await
     }
 
+    fn became_dirty(&self) {
+        self.shared.became_dirty();
+    }
+
     fn allocate(&self, len: usize) -> Option<Buffer> {
         self.pool.allocate(len)
     }

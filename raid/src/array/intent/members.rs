@@ -32,6 +32,9 @@ pub(in crate::array) trait Members {
     /// Waits until all failures so far are durable.
     async fn settled(&self) -> Result<(), ArrayError>;
 
+    /// Regions have become dirty: reads under way are to notice, and who repairs them.
+    fn became_dirty(&self) {}
+
     /// Memory for `len` bytes; their contents are unspecified.
     fn allocate(&self, len: usize) -> Option<Buffer>;
 }

@@ -599,31 +599,35 @@ impl<D: Drive> Array<D> {
             };
             let may_compute = geometry.parities() == 1 || mode == CheckMode::RepairAll;
             let slot = role.map(|role| self.slot_of(row, role));
-            let mut repaired = mode != CheckMode::Check;
+            let mut repairs = SlotSet::EMPTY;
             match (role, slot) {
-                _ if !repaired => {}
+                _ if mode == CheckMode::Check => {}
                 (Some(role), Some(slot)) => {
                     self.correct(row, &part, &mut chunks, role, slot);
-                    writes.push((slot, part.clone()));
+                    repairs.insert(slot);
                 }
                 _ if may_compute => {
                     self.compute_parity(row, &part, &mut chunks, span.len())?;
-                    writes.extend(self.parity_slots(row).map(|slot| (slot, part.clone())));
+                    repairs = self.parity_slots(row).collect();
                 }
-                _ => repaired = false,
+                _ => {}
             }
-            found.push(Mismatch {
+            writes.extend(repairs.iter().map(|slot| (slot, part.clone())));
+            let mismatch = Mismatch {
                 offset_bytes: geometry.row_range(row).start,
                 component_offset_bytes: span.range.start + part.start as u64,
                 len_bytes: (part.end - part.start) as u64,
                 slot,
-                repaired,
-            });
+                repaired: !repairs.is_empty(),
+            };
+            found.push((mismatch, repairs));
         }
         let written = self.write_chunks(span, chunks, writes).await;
+        // A member that did not write is out.
+        let writable = self.writable();
         self.shared.found(|report| {
-            for mut mismatch in found {
-                mismatch.repaired &= written.is_ok();
+            for (mut mismatch, repairs) in found {
+                mismatch.repaired &= written.is_ok() && repairs.without(writable).is_empty();
                 report.add(mismatch);
             }
         });

@@ -237,6 +237,7 @@ impl Regions {
         }
         if !agree {
             self.mark_dirty(&regions);
+            members.became_dirty();
         }
         self.leave(&regions);
         result

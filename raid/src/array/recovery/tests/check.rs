@@ -198,11 +198,11 @@ fn many_mismatches_are_counted() {
 fn a_member_that_fails_during_a_repair_is_out() {
     for plan in every_level() {
         let (rig, _) = Rig::filled(&plan, 5);
-        let slot = match plan.geometry.parities() {
-            0 => 1,
-            _ => plan.geometry.parity_slot(1),
+        // The second copy of the first chunk; or the second row's parity.
+        let (slot, at) = match plan.geometry.parities() {
+            0 => (1, 0),
+            _ => (plan.geometry.parity_slot(1), u64::from(CHUNK)),
         };
-        let at = u64::from(CHUNK);
         let byte = rig.disks[slot].data()[at as usize];
         rig.disks[slot].put(at, &[!byte]);
         rig.disks[slot].write_error.set(Some(DriveError::Io { errno: 5 }));

@@ -205,6 +205,7 @@ fn only_dirty_regions_are_resynced() {
 /// A write leaves a region dirty while it is being resynced: it is done again.
 #[test]
 fn a_region_that_becomes_dirty_again_is_done_again() {
+    let mut reached = 0;
     for mut plan in every_level() {
         plan.dirty = Some(vec![0, 1]);
         let (rig, contents) = Rig::filled(&plan, 5);
@@ -215,6 +216,7 @@ fn a_region_that_becomes_dirty_again_is_done_again() {
         if !rig.shared.intent.has_dirty() {
             continue;
         }
+        reached += 1;
         // As a write does that finds no space, with what it leaves.
         let array = std::rc::Rc::clone(&rig.arrays[0]);
         rig.run(async move {
@@ -226,6 +228,7 @@ fn a_region_that_becomes_dirty_again_is_done_again() {
         rig.finish();
         rig.assert_holds(&contents);
     }
+    assert!(reached >= 4, "{reached}");
 }
 
 /// Hosts write during the resync: afterwards everything fits together.

@@ -147,6 +147,13 @@ pub fn plan_record(
     let two = loses_member && !mutation!("one-event-for-failure")
         || before.active != wanted.active
         || newest.resync_offset != next.resync_offset;
+    let mut newest = newest;
+    if loses_member && planner.any_is_finished() {
+        // Before anybody says that a member is lost, those say that they are complete without which
+        // the rest would not be.
+        newest = State { events: newest.events + 1, updated: now, ..newest };
+        planner.round(&newest, Round::Finished);
+    }
     if two {
         let events = newest.events + 1;
         planner.round(&State { events, updated: now, ..newest.clone() }, Round::Announced);
@@ -189,6 +196,8 @@ pub(crate) fn plan_first_event(
 enum Round {
     /// One event more, nothing else.
     Announced,
+    /// The same, but members that have been rebuilt are complete.
+    Finished,
     /// What is wanted.
     Final,
 }
@@ -312,6 +321,18 @@ impl<'a> Planner<'a> {
         }
     }
 
+    /// Whether a member has been rebuilt, and its superblock does not say so yet.
+    fn is_finished(&self, slot: usize) -> bool {
+        let was_rebuilding = |replica: &Replica| {
+            has_role(replica, slot) && replica.superblock.recovery_sectors().is_some()
+        };
+        self.replica(slot).is_some_and(was_rebuilding) && self.own(slot).recovery_sectors.is_none()
+    }
+
+    fn any_is_finished(&self) -> bool {
+        self.slots.iter().any(|&slot| self.is_finished(slot))
+    }
+
     fn bad_blocks(&self, slot: usize) -> &'a [BadRange] {
         self.wanted.bad_blocks.get(slot).map_or(&[], Vec::as_slice)
     }
@@ -379,6 +400,11 @@ impl<'a> Planner<'a> {
                 Round::Announced => {
                     let synced = synced_bytes(replica).min(self.wanted.resync_from);
                     (replica.superblock.own(), synced)
+                }
+                Round::Finished => {
+                    let synced = synced_bytes(replica).min(self.wanted.resync_from);
+                    let is_finished = self.is_finished(slot);
+                    (if is_finished { self.own(slot) } else { replica.superblock.own() }, synced)
                 }
                 Round::Final => (self.own(slot), self.wanted.resync_from),
             };

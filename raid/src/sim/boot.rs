@@ -110,6 +110,7 @@ impl Boot {
             stale: Rc::clone(&lasting.stale),
             epoch: Cell::new(0),
             bad_blocks: RefCell::new(shared.wanted().bad_blocks),
+            ever_bad: RefCell::new(shared.wanted().bad_blocks),
         });
         let scene = Rc::new(Scene {
             world: Rc::clone(&world),
@@ -361,7 +362,7 @@ impl Boot {
                 array.clear_intent().await;
             });
         }
-        self.shared.try_clean();
+        let is_cleaned = self.shared.try_clean();
         let is_recorded = || self.shared.recorded_version() >= self.shared.wanted().version;
         let has_failed = || self.shared.write_state() == WriteState::Failed;
         let done = world.run_until(|| has_failed() || is_recorded());
@@ -369,10 +370,12 @@ impl Boot {
         assert!(done || self.scene.ground.had_no_space(), "\"clean\" is not recorded");
         let held = self.scene.pool.in_use_bytes();
         assert_eq!(held, self.idle_bytes, "memory is held by nobody");
-        if clean {
-            // All members were flushed before that.
+        if clean && is_cleaned {
+            // All members were flushed before that was recorded.
             let began = self.scene.model.borrow_mut().begin();
             self.scene.model.borrow_mut().flushed(began);
+        }
+        if clean {
             self.check_clean();
         }
         clean

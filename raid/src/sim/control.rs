@@ -148,6 +148,14 @@ impl Control {
         }
     }
 
+    /// Drives that are to be rebuilt may be recorded from now on.
+    fn announce(&self, wanted: &Wanted) {
+        let slots = self.slots.borrow();
+        let members = wanted.members.iter().zip(slots.iter());
+        let to_come = members.filter(|(state, _)| **state == MemberState::Rebuilding);
+        self.truth.borrow_mut().rebuilding.extend(to_come.filter_map(|(_, disk)| *disk));
+    }
+
     /// What is recorded is true now.
     fn note(&self, wanted: &Wanted, recorded: Recorded) {
         let mut truth = self.truth.borrow_mut();
@@ -169,6 +177,7 @@ impl Control {
 
 impl Records for Rc<Control> {
     async fn record(&self, wanted: &Wanted) -> bool {
+        self.announce(wanted);
         match self.perform(|handle| handle.record(wanted)).await {
             Ok(recorded) => {
                 if recorded.lost_member {

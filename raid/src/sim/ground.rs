@@ -31,6 +31,8 @@ pub(crate) struct Ground {
     pub(crate) epoch: Cell<u64>,
     /// The members' bad blocks, as they were last seen.
     pub(crate) bad_blocks: RefCell<Vec<Vec<BadRange>>>,
+    /// All that were seen.
+    pub(crate) ever_bad: RefCell<Vec<Vec<BadRange>>>,
 }
 
 impl fmt::Debug for Ground {
@@ -85,6 +87,9 @@ impl Ground {
             });
             let are_more = count(&wanted.bad_blocks) > count(&bad_blocks);
             assert!(!are_more || has_cause, "bad blocks without a cause: {wanted:?}");
+            for (ever, now) in self.ever_bad.borrow_mut().iter_mut().zip(&wanted.bad_blocks) {
+                ever.extend(now);
+            }
             bad_blocks.clone_from(&wanted.bad_blocks);
         }
         for (slot, state) in wanted.members.iter().enumerate() {
@@ -158,7 +163,7 @@ impl Ground {
             // Copies may differ there, and cannot be made equal any more.
             return true;
         }
-        let bad: Vec<_> = self.slots().map(|slot| self.shared.bad_blocks(slot)).collect();
+        let bad = self.ever_bad.borrow();
         self.exceeds_tolerance(at, |slot, range| {
             let meets = |bad: &BadRange| bad.start_bytes < range.end && range.start < bad.end_bytes;
             self.is_out(slot)

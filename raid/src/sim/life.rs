@@ -494,6 +494,12 @@ impl Life {
             }
         };
         fuse.disarm();
+        if plan.slots.iter().any(|slot| slot.state != MemberState::InSync) {
+            // Whoever remembers the array notes a loss that was recorded without it, before anything
+            // is acknowledged.
+            let mut truth = self.truth.borrow_mut();
+            truth.known_events = truth.known_events.max(Some(plan.info.events));
+        }
         if answer.force && !plan.risks.is_empty() {
             self.was_forced = true;
             self.lasting.is_tainted.set(true);

@@ -281,7 +281,12 @@ impl Boot {
             let range = at..(at + step).min(geometry.capacity_bytes());
             at = range.end;
             let is_bad = bad.iter().enumerate().any(|(slot, bad)| {
-                let here = geometry.member_range(slot, range.start, range.end - range.start);
+                let here = if has_parity {
+                    let from = geometry.row_component_offset(geometry.row_of(range.start));
+                    from..from + geometry.chunk_bytes().unwrap_or(0)
+                } else {
+                    geometry.member_range(slot, range.start, range.end - range.start)
+                };
                 let meets = |b: &BadRange| b.start_bytes < here.end && here.start < b.end_bytes;
                 bad.iter().any(meets)
             });
@@ -376,16 +381,13 @@ impl Boot {
             self.scene.model.borrow_mut().flushed(began);
         }
         if clean {
-            self.check_clean();
+            self.check_where_trusted(false, "in a clean array");
+        }
+        if clean && is_cleaned {
+            // All members were flushed.
+            self.check_where_trusted(true, "in a clean array");
         }
         clean
-    }
-
-    /// In a clean array copies agree, also if the power is cut now.
-    fn check_clean(&self) {
-        for surviving in [false, true] {
-            self.check_where_trusted(surviving, "in a clean array");
-        }
     }
 
     /// The end, whatever is under way.

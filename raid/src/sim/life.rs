@@ -298,7 +298,8 @@ impl Life {
                 }
             };
             tell(|| {
-                let slots = plan.slots.iter().map(|s| (s.drive.map(|d| present[d]), s.state));
+                let slots = plan.slots.iter();
+                let slots = slots.map(|s| (s.drive.map(|d| present[d]), s.state, &s.bad_blocks));
                 format!(
                     "drives {present:?} are assembled, by slot: {:?}, known events {:?}, events {}, \
                      resync from {:?}, replay {}, answer {answer:?}",

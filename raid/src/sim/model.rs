@@ -249,7 +249,10 @@ impl Model {
     /// be there, but may be, and is not safe either.
     pub(crate) fn lose_cache(&mut self) {
         for sector in self.known() {
-            sector.writes.iter_mut().for_each(|write| write.succeeded &= write.is_safe);
+            for write in &mut sector.writes {
+                write.succeeded &= write.is_safe;
+                write.seen.clear();
+            }
         }
     }
 

@@ -147,7 +147,12 @@ impl Operator {
             let missed = self.control.perform(|handle| handle.missed_by(slot, &examined)).await;
             missed.ok().flatten()
         };
-        let bad: Vec<BadRange> = Vec::new();
+        // What it holds nothing to be believed in it keeps.
+        let component_bytes = ground.shared.geometry().component_bytes();
+        let bad: Vec<BadRange> = match (&examined.bad_blocks, examined.superblock()) {
+            (Some(Ok(log)), Some(own)) => log.ranges(own.data_offset_bytes(), component_bytes),
+            _ => Vec::new(),
+        };
         world.trace(|| format!("operator: adds drive {number} as member {slot}, it was {was:?}"));
         let added =
             self.control.perform(|handle| handle.add(slot, medium.clone(), &examined, true)).await;

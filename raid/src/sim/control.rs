@@ -31,6 +31,8 @@ pub(crate) struct Truth {
     pub(crate) active: bool,
     /// The event count that the state directory tells.
     pub(crate) known_events: Option<u64>,
+    /// The array was started once although a member was away that was in sync.
+    pub(crate) started_without: bool,
     /// The array was started once by an operator who took a risk.
     pub(crate) took_risk: bool,
 }

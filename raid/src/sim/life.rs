@@ -98,6 +98,20 @@ struct Answer {
     winner: Option<String>,
 }
 
+/// A drive's superblock in one line.
+fn describe(drive: &Examined) -> String {
+    let Some(superblock) = drive.superblock() else { return format!("  {}: none", drive.name) };
+    let roles: Vec<_> = (0..40).map(|number| superblock.role_of(number)).collect();
+    format!(
+        "  {}: number {}, events {}, is {:?}, rebuilt up to {:?}, roles {roles:?}",
+        drive.name,
+        superblock.device_number(),
+        superblock.events(),
+        superblock.own_role(),
+        superblock.recovery_sectors()
+    )
+}
+
 impl Life {
     pub(crate) fn new(seed: u64, plot: Plot) -> Self {
         let mut random = Random::new(seed ^ 0x5eed);
@@ -292,6 +306,7 @@ impl Life {
                 Ok(plan) => plan,
                 Err(error) => {
                     tell(|| format!("drives {present:?} are refused: {error}"));
+                    drives.iter().for_each(|drive| tell(|| describe(drive)));
                     self.count("refusals");
                     answer = self.judge_refusal(&error, &present, with_state, &answer)?;
                     continue;
@@ -399,9 +414,14 @@ impl Life {
                 Some(Answer { brings_all: true, ..answer })
             }
             AssembleError::Diverged { first, .. } => {
-                assert!(truth.took_risk, "they cannot have diverged: {}", reason());
+                // A failure whose record was cut short, and the one that failed then started alone,
+                // by what the state directory knew.
+                let may = truth.took_risk || truth.started_without;
+                assert!(may, "they cannot have diverged: {}", reason());
                 self.count("winners named");
-                Some(Answer { winner: Some(first.clone()), ..answer })
+                let newest = truth.in_sync.iter().find(|disk| present.contains(disk));
+                let winner = newest.map_or_else(|| first.clone(), |disk| format!("drive-{disk}"));
+                Some(Answer { winner: Some(winner), ..answer })
             }
             AssembleError::DuplicateSlot { .. } => {
                 assert!(!self.are_all_here(present), "refused without a reason: {}", reason());
@@ -430,6 +450,8 @@ impl Life {
         with_state: bool,
         answer: &Answer,
     ) {
+        let starts_without = !self.are_all_here(present);
+        self.truth.borrow_mut().started_without |= starts_without;
         let stale = self.lasting.stale.borrow().clone();
         let used: Vec<usize> = plan
             .slots
@@ -549,7 +571,7 @@ impl Life {
             if is_exposed && model.is_known(sector) {
                 model.allow_failure(sector);
             }
-            if answer.force && (is_exposed && model.is_known(sector) || !was_synced) {
+            if answer.force && (is_exposed || !was_synced) {
                 model.allow_anything(sector);
             }
         }

@@ -20,6 +20,7 @@ use crate::metadata::record::{Before, MetadataWrite, Replica, plan_record};
 use crate::metadata::superblock::Superblock;
 use crate::metadata::take_over::{Common, Kept, plan_take_over};
 use crate::metadata::{Level, Timestamp};
+use crate::mutation::mutation;
 
 /// A drive in a slot of a running array.
 #[derive(Debug, Clone)]
@@ -217,7 +218,7 @@ impl<M: Medium> ArrayHandle<M> {
         }
         let wanted = self.without_older_drives(wanted);
         let said = self.sayable(&wanted)?;
-        if self.recorded.active && !wanted.active {
+        if self.recorded.active && !wanted.active && !mutation!("clean-without-flush") {
             self.flush(&wanted)?;
         }
         let mut replicas = vec![None; self.info.geometry.members];

@@ -16,6 +16,7 @@ use crate::geometry::GeometryError;
 use crate::metadata::bitmap::RegionMap;
 use crate::metadata::private::SectionKind;
 use crate::metadata::{Consistency, Level};
+use crate::mutation::mutation;
 use crate::replay;
 use std::io;
 use std::ops::Range;
@@ -78,7 +79,7 @@ impl<M: Medium> ArrayHandle<M> {
         let nothing = Replayed { parts: 0, bad_bytes: 0, next_generation: 1 };
         let Some(kind) = self.log_kind() else { return Ok(nothing) };
         let geometry = self.info().engine_geometry()?;
-        let is_dirty = self.awaits_replay();
+        let is_dirty = self.awaits_replay() && !mutation!("skip-replay");
         let bad = self.bad_ranges();
         let (plan, is_degraded) = {
             let members = self.replay_members(&bad);
@@ -217,7 +218,7 @@ impl<M: Medium> ArrayHandle<M> {
     /// Everything that may differ: what a crash left so, and what was never synced.
     fn dirty_regions(&self, kind: RegionsKind, set: &RegionMap) -> RegionMap {
         let none = RegionMap::empty(set.unit(), set.covered_bytes(), set.region_bytes());
-        if kind == RegionsKind::DegradedMap {
+        if kind == RegionsKind::DegradedMap || mutation!("ignore-dirty-bits") {
             return none;
         }
         let mut dirty = self.dirty().cloned().unwrap_or(none);

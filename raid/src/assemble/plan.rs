@@ -342,11 +342,7 @@ fn check_complete(
     let ready: Vec<bool> = standing.slots.iter().map(is_ready).collect();
     let is_enough = is_enough(&standing.geometry, &ready);
     let missing: Vec<u16> = slots().filter(|(_, c)| c.is_none()).map(|(slot, _)| slot).collect();
-    // A member that is here, and older, has not gone on without the others.
-    let is_explained = |slot: &u16| {
-        standing.is_recorded_gone(usize::from(*slot)) || standing.is_here_behind(*slot)
-    };
-    let unexplained = !missing.iter().all(is_explained);
+    let unexplained = missing.iter().any(|slot| !standing.is_recorded_gone(usize::from(*slot)));
     let events = standing.newest.events();
     let is_known = expected.known_events.is_some_and(|known| events >= known);
     // Who remembers more has seen other members go on without these.

@@ -58,6 +58,11 @@ impl Candidate<'_> {
         }
     }
 
+    /// Whether it was to become a member, and has not heard yet that it is one.
+    fn awaits_role(&self) -> bool {
+        self.superblock.own_role() == Role::Spare
+    }
+
     pub(super) fn is_rebuilding(&self) -> bool {
         self.superblock.recovery_sectors().is_some()
     }
@@ -135,18 +140,6 @@ impl<'a> Standing<'a> {
         Ok(Self { newest, rulers, geometry, slots, rest })
     }
 
-    /// Whether the drive to which the newest superblocks give a slot is here, and only too old.
-    pub(super) fn is_here_behind(&self, slot: u16) -> bool {
-        let is_it = |candidate: &Candidate<'_>| {
-            let number = candidate.superblock.device_number();
-            candidate.superblock.own_role() == Role::Active(slot)
-                && self.newest.superblock.role_of(number) == Role::Active(slot)
-        };
-        self.rest.iter().any(|(candidate, reason)| {
-            matches!(reason, NotMember::Behind { .. }) && is_it(candidate)
-        })
-    }
-
     /// Whether the newest superblocks say that there is nobody in a slot.
     pub(super) fn is_recorded_gone(&self, slot: usize) -> bool {
         let is_gone = |slot| self.rulers.iter().all(|c| !c.superblock.roles().holds(slot));
@@ -216,6 +209,16 @@ fn fill_slots<'a>(
     for candidate in candidates {
         match membership(candidate, newest, rulers) {
             Ok(slot) => match slots.get_mut(usize::from(slot)) {
+                Some(Some(first)) if first.awaits_role() || candidate.awaits_role() => {
+                    // One of them was left a spare when it was to be added, and another one came
+                    // in its place: it holds nothing.
+                    let uuid = |c: &Candidate<'_>| (c.awaits_role(), c.superblock.device_uuid());
+                    let mut other = *candidate;
+                    if uuid(&other) < uuid(first) {
+                        std::mem::swap(first, &mut other);
+                    }
+                    rest.push((other, NotMember::Spare));
+                }
                 Some(Some(first)) => {
                     return Err(AssembleError::DuplicateSlot {
                         slot,

@@ -24,17 +24,34 @@ use super::model::Model;
 use super::runner::Story;
 use super::shape::{DRIVE_BYTES, Shape};
 use super::value::{ZERO, decode, junk, junk_byte, show};
-use super::world::Random;
+use super::world::{Random, tell};
 use crate::array::{MemberState, RecoveryState};
 use crate::assemble::{
-    ArrayHandle, AssembleError, AssemblyPlan, Decision, Examined, Expected, NewArray, create,
-    decide, examine_medium, plan_assemble,
+    ArrayHandle, AssembleError, AssemblyPlan, Decision, Examined, Expected, NewArray, NotMember,
+    create, decide, examine_medium, plan_assemble,
 };
 use crate::device::signature::Contents;
 use crate::geometry::{Geometry, Level};
 use crate::metadata::layout::place;
 use crate::metadata::{Consistency, Timestamp};
 use uuid::Uuid;
+
+/// How to read a trace.
+const LEGEND: &str = "\
+legend of the trace:
+  numbers at the left   virtual time since the boot, in nanoseconds
+  sector, 40..48        sectors of 512 bytes of the array: from the first to before the last
+  core N: write V of R  a host asks core N to write value V; without \"begins\": what was answered
+  read of R: [values]   what a host was given, sector by sector: \"write V\" is what that write wrote,
+                        \"junk of drive D\" what drive D was full of at the beginning, \"garbage\" what
+                        nobody ever wrote there
+  drive D: Write I at O operation number I of drive D, at byte O of the drive; metadata lie at 4096
+                        (superblock), 8192 (bitmap, partial parity log), from 2 MiB on (private area)
+  I done, I fails       its end; a write may be carried out in parts, at any time before that
+  fault F at K          the drive is told to fail
+  keeper                the control plane, recording what the engine wants recorded
+  operator              somebody fails members, takes drives out, puts drives in
+  asked, answered, seen moments in the order of all requests, in what the model says of a sector";
 
 /// What a life is to be like.
 #[derive(Clone, Debug)]
@@ -138,6 +155,7 @@ impl Life {
 
     /// Lives.
     pub(crate) fn live(&mut self) -> Story {
+        tell(|| format!("{LEGEND}\n{:#?}\nhot sectors: {:?}", self.shape, self.lasting.hot));
         self.create();
         for boot in 0..self.plot.boots {
             let faults = if boot == 0 && !self.plot.first.is_empty() {
@@ -161,6 +179,7 @@ impl Life {
                 self.calls = self.lasting.faults.calls();
             }
         }
+        tell(|| "the end".into());
         let mut story = self.lasting.story.borrow().clone();
         story.count("faults", self.lasting.faults.injected());
         story
@@ -234,6 +253,8 @@ impl Life {
                             let mut truth = self.truth.borrow_mut();
                             truth.is_recorded = true;
                             truth.is_synced = self.shape.drives.iter().all(|d| d.can_zero);
+                            // What the state directory may know from the start.
+                            truth.known_events = (self.random.below(2) == 0).then_some(0);
                             break;
                         }
                         Err(error) => assert!(fuse.is_blown(), "the creation failed: {error}"),
@@ -270,11 +291,24 @@ impl Life {
             let plan = match plan_assemble(&drives, &expected) {
                 Ok(plan) => plan,
                 Err(error) => {
+                    tell(|| format!("drives {present:?} are refused: {error}"));
                     self.count("refusals");
                     answer = self.judge_refusal(&error, &present, with_state, &answer)?;
                     continue;
                 }
             };
+            tell(|| {
+                let slots = plan.slots.iter().map(|s| (s.drive.map(|d| present[d]), s.state));
+                format!(
+                    "drives {present:?} are assembled, by slot: {:?}, known events {:?}, events {}, \
+                     resync from {:?}, replay {}, answer {answer:?}",
+                    slots.collect::<Vec<_>>(),
+                    expected.known_events,
+                    plan.info.events,
+                    plan.info.resync_from_bytes,
+                    plan.replay
+                )
+            });
             self.judge_start(&plan, &present, with_state, &answer);
             if let Some(assembled) =
                 self.take(&plan, &drives, media, &present, &fuse, &tape, &mut answer)
@@ -331,8 +365,18 @@ impl Life {
                 assert!(!truth.is_recorded, "it was in use: {}", reason());
                 Some(Answer { brings_all: true, ..answer })
             }
-            AssembleError::Incomplete { can_run, .. } => {
-                assert!(!self.are_all_here(present), "refused without a reason: {}", reason());
+            AssembleError::Incomplete { can_run, unusable, .. } => {
+                // A member that failed while a change was recorded may be too old, without the others
+                // knowing that it failed; then it might as well be an old image of it.
+                let is_old =
+                    |(_, why): &(String, NotMember)| matches!(why, NotMember::Behind { .. });
+                let knows = with_state && truth.known_events.is_some();
+                let is_reason = *can_run && !knows && unusable.iter().any(is_old);
+                assert!(
+                    is_reason || !self.are_all_here(present),
+                    "refused without a reason: {}",
+                    reason()
+                );
                 let in_sync = |slot: &usize| present.contains(slot);
                 let here: Vec<usize> = truth.in_sync.iter().copied().filter(in_sync).collect();
                 assert!(
@@ -577,6 +621,7 @@ impl Life {
     }
 
     fn lose_power(&mut self) {
+        tell(|| "the power is cut".into());
         // All that can be lost is lost, or none of it, or some.
         let keep_percent = [0, 100, 50, 50][self.random.below(4) as usize];
         for disk in &self.drives.borrow().0 {
@@ -591,6 +636,7 @@ impl Life {
         self.expose(boot);
         boot.stop();
         self.count("deaths");
+        tell(|| "the process dies".into());
         let has_failed = boot.shared.failure().is_some();
         self.lasting.model.borrow_mut().restart(has_failed);
         let mut some_lost_power = false;
@@ -606,7 +652,7 @@ impl Life {
             some_lost_power |= self.truth.borrow().in_sync.contains(&disk.name);
         }
         if some_lost_power {
-            self.lasting.model.borrow_mut().power_cut();
+            self.lasting.model.borrow_mut().lose_cache();
         }
     }
 

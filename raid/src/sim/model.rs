@@ -245,6 +245,14 @@ impl Model {
         }
     }
 
+    /// Some drive has lost what it had not kept yet, the others have not: what was not safe need not
+    /// be there, but may be, and is not safe either.
+    pub(crate) fn lose_cache(&mut self) {
+        for sector in self.known() {
+            sector.writes.iter_mut().for_each(|write| write.succeeded &= write.is_safe);
+        }
+    }
+
     /// The process has ended: nothing will be answered any more. If the array `has_failed`, what was
     /// seen of writes that failed need not be what is seen of them later.
     pub(crate) fn restart(&mut self, has_failed: bool) {

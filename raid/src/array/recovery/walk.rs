@@ -24,6 +24,7 @@ use crate::array::timer::Timer;
 use crate::array::write::Work;
 use crate::array::{Array, Done};
 use crate::drive::Drive;
+use crate::mutation::mutation;
 
 /// How long to wait before trying again without space.
 const SPACE_RETRY: Duration = Duration::from_secs(5);
@@ -324,6 +325,14 @@ impl<D: Drive> Array<D> {
         counts
     }
 
+    /// Flushes all members before a position is recorded.
+    async fn flush_for_position(&self) -> Done {
+        if mutation!("advance-position-without-flush") {
+            return Ok(());
+        }
+        self.flush_once().await
+    }
+
     /// Flushes all members and has the position recorded, while what is under way goes on.
     async fn checkpoint_beside<'a>(
         &'a self,
@@ -333,7 +342,7 @@ impl<D: Drive> Array<D> {
         timer: &impl Timer,
     ) -> Option<Over> {
         let position = walk.window.position();
-        let mut flush = pin!(self.flush_once());
+        let mut flush = pin!(self.flush_for_position());
         let mut error = None;
         let flushed = loop {
             if pieces.is_empty() {
@@ -396,7 +405,7 @@ impl<D: Drive> Array<D> {
             Over::NotNext => {
                 // What has been done need not be done again.
                 let position = walk.window.position();
-                if position != walk.checkpoint && self.flush_once().await.is_ok() {
+                if position != walk.checkpoint && self.flush_for_position().await.is_ok() {
                     self.record_position(walk, position);
                 }
                 Ok(())
@@ -431,7 +440,7 @@ impl<D: Drive> Array<D> {
     async fn finish(&self, walk: &mut Walk) -> Done {
         match walk.purpose {
             Purpose::Rebuild { series } => {
-                self.flush_once().await?;
+                self.flush_for_position().await?;
                 if self.will_be_complete() {
                     self.before_in_sync().await?;
                 }
@@ -445,7 +454,7 @@ impl<D: Drive> Array<D> {
                 self.shared.dirty_ended();
             }
             Purpose::Resync => {
-                self.flush_once().await?;
+                self.flush_for_position().await?;
                 let position = walk.window.position();
                 if self.shared.advance_resync(position, IN_SYNC) {
                     self.shared.checkpoint_resync(IN_SYNC);

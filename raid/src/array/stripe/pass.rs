@@ -45,6 +45,7 @@ use super::work::{Job, Piece, Source, Task, Workspace};
 use crate::buffer::SharedBuffer;
 use crate::drive::{Drive, DriveError, ReadFailure};
 use crate::geometry::Place;
+use crate::mutation::mutation;
 
 /// What became of operations on members. Those that failed are out by then.
 #[derive(Clone, Copy, Default)]
@@ -496,7 +497,8 @@ impl<D: Drive> Array<D> {
         let roles = stripe.shape.roles();
         let writable = roles.iter().filter(|&role| slots.contains(self.place(row, role, 0).slot));
         let writable = writable.fold(Roles::NONE, |set, role| set | role);
-        let trusted = self.agrees(&self.shared.geometry().row_range(row));
+        let trusted = self.agrees(&self.shared.geometry().row_range(row))
+            || mutation!("trust-unsynced-parity");
         let readable = self.readable(row, &chunk, writable);
         Members { readable, writable, trusted }
     }

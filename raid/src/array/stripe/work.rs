@@ -16,6 +16,7 @@ use super::plan::{
 };
 use crate::buffer::{Buffer, SharedBuffer, UNIT_BYTES};
 use crate::geometry::{Place, Role};
+use crate::mutation::mutation;
 use crate::parity::Kernel;
 
 /// Neighbouring segments of a chunk shorter than this are copied together and written at once.
@@ -349,7 +350,9 @@ impl Workspace {
                 // What changes goes out of the old parity.
                 let data = self.chunks(job, job.task.slice.modified);
                 sum(&data[..data_chunks], &mut new, 0..job.task.slice.len as usize);
-                old.add(&new, 0..job.task.slice.len as usize);
+                if !mutation!("wrong-parity-after-partial-write") {
+                    old.add(&new, 0..job.task.slice.len as usize);
+                }
             }
             Way::Reconstruct | Way::Decode => {
                 let others = Roles::all_data(data_chunks) - job.task.slice.modified;
@@ -365,6 +368,12 @@ impl Workspace {
             sum(&data[..data_chunks], &mut new, range.clone());
             new.add(&old, range);
             at = end;
+        }
+        if mutation!("wrong-q-after-partial-write")
+            && job.plan.way != Way::Full
+            && let Some(q) = &mut new.q
+        {
+            q[0] ^= 1;
         }
         new.put(&mut self.blocks, |role| Some(job.new_block(role)));
         old.put(&mut self.blocks, partial);

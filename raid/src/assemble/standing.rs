@@ -91,9 +91,10 @@ impl Candidate<'_> {
 /// The drive whose superblock rules. Spares do not count, as with md.
 fn newest<'a>(candidates: &[Candidate<'a>]) -> Result<Candidate<'a>, AssembleError> {
     let active = candidates.iter().filter(|c| c.is_active());
-    // A member in sync before one that is being rebuilt, the first before later ones.
-    let newest =
-        active.max_by_key(|c| (c.events(), !c.is_rebuilding(), std::cmp::Reverse(c.index)));
+    // A member in sync before one that is being rebuilt; of equals always the same one, in whatever
+    // order they come.
+    let order = |c: &Candidate<'_>| std::cmp::Reverse((c.superblock.device_number(), c.index));
+    let newest = active.max_by_key(|c| (c.events(), !c.is_rebuilding(), order(c)));
     // Only spares and failed drives: every slot is missing.
     newest.or(candidates.first()).copied().ok_or(AssembleError::NoDrives)
 }

@@ -414,11 +414,15 @@ fn nothing_is_created_in_the_place_of_an_array_that_has_a_uuid() {
     };
     assert!(refused(&look(&drives)).starts_with("none of the drives belongs to array"));
     // Nor over what another creation has left.
-    drives[0].journal().borrow_mut().fail_after = Some(5);
-    let plan = plan_create(&look(&drives), &new_array(Level::Raid1)).unwrap();
-    create(&plan, drives.clone()).unwrap_err();
-    let left = look(&drives);
-    assert!(left[0].is_unfinished() && !left[1].is_unfinished());
+    let left = (1..64).find_map(|writes| {
+        let drives = blank(2, true);
+        drives[0].journal().borrow_mut().fail_after = Some(writes);
+        let plan = plan_create(&look(&drives), &new_array(Level::Raid1)).unwrap();
+        create(&plan, drives.clone()).is_err().then_some(())?;
+        let left = look(&drives);
+        (left[0].is_unfinished() && !left[1].is_unfinished()).then_some(left)
+    });
+    let left = left.expect("a creation that is cut short between its two drives");
     assert!(refused(&left).contains("and not of array 00000000:00000000:00000000:00000009"));
     // Without one they count as blank.
     let decision = decide(&left, &Expected::default(), &new_array(Level::Raid1)).unwrap();
@@ -469,8 +473,11 @@ fn the_highest_event_count_rules() {
     examined.reverse();
     assert_eq!(order(&plan_assemble(&examined, &any).unwrap()), [1, 0]);
     let old = rewritten(&drives[1], EVENTS, &(events - 2).to_le_bytes());
-    let text = refusal(&look(&drives), &any);
-    assert!(text.contains("slot 1 of 2 missing. drive-1 cannot take their place"), "{text}");
+    // All are here, so that nobody knows anything newer: the array goes on without the old one.
+    let plan = plan_assemble(&look(&drives), &any).unwrap();
+    assert_eq!(plan.order(), [Some(0), None]);
+    let left_over = &plan.left_over[0];
+    assert_eq!((left_over.slot, left_over.reason), (Some(1), NotMember::Behind { events: 2 }));
     // And what the old one says about its state counts for nothing.
     assert!(matches!(old.private, PrivateArea::Void { .. }));
 }
@@ -512,7 +519,9 @@ fn an_older_image_of_a_member_is_refused() {
                     mixed[slot] = look(then)[slot].clone();
                     let plan = plan_assemble(&mixed, &Expected::default());
                     let at = format!("{level}: member {slot} of image {older} in image {newer}");
-                    assert!(plan.is_err(), "{at} is believed");
+                    // RAID 1 goes on without it, RAID 0 cannot.
+                    let is_member = plan.is_ok_and(|plan| plan.order()[slot].is_some());
+                    assert!(!is_member, "{at} is believed");
                 }
             }
         }
@@ -528,8 +537,8 @@ fn an_image_from_before_a_checkpoint_does_not_count_as_synced() {
     handle.checkpoint_resync(u64::MAX).unwrap();
     let mut mixed = look(&drives);
     mixed[1] = look(&before)[1].clone();
-    let resync = plan_assemble(&mixed, &Expected::default()).map(|p| p.info.resync_from_bytes);
-    assert!(!matches!(resync, Ok(None)), "{resync:?}");
+    let Ok(plan) = plan_assemble(&mixed, &Expected::default()) else { return };
+    assert!(plan.order()[1].is_none() || plan.info.resync_from_bytes.is_some());
 }
 
 #[test]
@@ -755,10 +764,13 @@ proptest::proptest! {
             let all = || chosen.iter().filter_map(Examined::superblock).filter(is_active);
             let highest = all().map(|s| s.events()).max().unwrap();
             for (slot, member) in (0u16..).zip(&members) {
-                // Only who is recorded as gone may be missing.
+                // Only who is recorded as gone may be missing, or is here and too old.
                 let Some(member) = member else {
                     let mut newest = all().filter(|s| s.events() == highest);
-                    proptest::prop_assert!(newest.all(|s| !s.roles().holds(slot)));
+                    let is_gone = newest.all(|s| !s.roles().holds(slot));
+                    let own = Role::Active(slot);
+                    let is_old = all().any(|s| s.own_role() == own && s.events() + 1 < highest);
+                    proptest::prop_assert!(is_gone || is_old);
                     continue;
                 };
                 let role = crate::metadata::superblock::Role::Active(slot);

@@ -72,6 +72,18 @@ impl UringDrive {
         }
     }
 
+    /// What an error of the kernel means for this drive.
+    fn error(&self, error: &io::Error) -> DriveError {
+        match DriveError::from_errno(error.raw_os_error().unwrap_or(libc::EIO)) {
+            DriveError::NoSpace if self.has_vanished() => DriveError::Gone,
+            error => error,
+        }
+    }
+
+    fn has_vanished(&self) -> bool {
+        raidfabric_raid::device::has_vanished(&*self.fd, self.facts.size_bytes)
+    }
+
     async fn fallocate(
         &self,
         offset_bytes: u64,
@@ -87,7 +99,7 @@ impl UringDrive {
 
     async fn without_data(&self, entry: io_uring::squeue::Entry) -> Result<(), DriveError> {
         match self.submit(Rc::clone(&self.fd), entry).await {
-            Some((result, _)) => result.map(drop).map_err(|error| drive_error(&error)),
+            Some((result, _)) => result.map(drop).map_err(|error| self.error(&error)),
             None => Err(DriveError::TimedOut),
         }
     }
@@ -118,12 +130,16 @@ impl Drive for UringDrive {
                 // The end of a file that was truncated under us.
                 Ok(0) => {
                     let wanted_bytes = buffer.len();
-                    let error = DriveError::Short { done_bytes: done, wanted_bytes };
+                    let error = if self.has_vanished() {
+                        DriveError::Gone
+                    } else {
+                        DriveError::Short { done_bytes: done, wanted_bytes }
+                    };
                     return Err(ReadFailure::new(error, buffer));
                 }
                 Ok(read) => done += read,
                 Err(error) if is_transient(&error) => {}
-                Err(error) => return Err(ReadFailure::new(drive_error(&error), buffer)),
+                Err(error) => return Err(ReadFailure::new(self.error(&error), buffer)),
             }
         }
         Ok(buffer)
@@ -153,7 +169,7 @@ impl Drive for UringDrive {
                 Ok(0) => return DriveError::check_transfer(done, data.len()),
                 Ok(written) => done += written,
                 Err(error) if is_transient(&error) => {}
-                Err(error) => return Err(drive_error(&error)),
+                Err(error) => return Err(self.error(&error)),
             }
         }
         Ok(())
@@ -204,8 +220,4 @@ impl Drive for UringDrive {
 /// Nothing happened and the same call may succeed.
 fn is_transient(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN))
-}
-
-fn drive_error(error: &io::Error) -> DriveError {
-    DriveError::from_errno(error.raw_os_error().unwrap_or(libc::EIO))
 }

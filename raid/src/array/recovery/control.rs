@@ -20,7 +20,7 @@ use crate::array::shared::{Rare, Shared};
 /// Places of mismatches that are remembered.
 const MAX_PLACES: usize = 100;
 
-/// How fast long tasks go and how often their positions are recorded.
+/// How fast long tasks go, in bytes of the array, and how often their positions are recorded.
 pub(in crate::array) struct Limits {
     min_rate: AtomicU64,
     max_rate: AtomicU64,
@@ -92,7 +92,8 @@ pub struct RecoveryStatus {
     /// What is left of it. That is less than what is behind the position if it is known to be
     /// needed in places only.
     pub left_bytes: u64,
-    /// Rate over the last ten seconds of work; 0 until there is something to measure.
+    /// Rate over the last ten seconds of work, in bytes of the array; 0 until there is something to
+    /// measure.
     pub bytes_per_second: u64,
     /// When it will be done at that rate; unknown in the first ten seconds, and while it does not
     /// get on.
@@ -279,11 +280,23 @@ impl Shared {
         Self::wake_all(rare);
     }
 
-    /// Sets how fast long tasks go: at least `min_bytes_per_second` while the host is busy, and at
-    /// most `max_bytes_per_second` at any time (none: as fast as they can).
+    /// Sets how fast long tasks go, in bytes of each member: at least `min_bytes_per_second` while
+    /// the host is busy, and at most `max_bytes_per_second` at any time (none: as fast as they
+    /// can).
     pub fn set_resync_rates(&self, min_bytes_per_second: u64, max_bytes_per_second: Option<u64>) {
-        self.limits.min_rate.store(min_bytes_per_second.max(1), Ordering::Relaxed);
-        self.limits.max_rate.store(max_bytes_per_second.unwrap_or(0), Ordering::Relaxed);
+        let min = self.array_rate(min_bytes_per_second);
+        let max = max_bytes_per_second.map_or(0, |max| self.array_rate(max));
+        self.limits.min_rate.store(min, Ordering::Relaxed);
+        self.limits.max_rate.store(max, Ordering::Relaxed);
+    }
+
+    /// How fast the position advances if each member is read or written at that rate; at least 1.
+    fn array_rate(&self, bytes_per_second: u64) -> u64 {
+        let (capacity, component) =
+            (self.geometry.capacity_bytes(), self.geometry.component_bytes());
+        let rate =
+            u128::from(bytes_per_second) * u128::from(capacity) / u128::from(component.max(1));
+        u64::try_from(rate).unwrap_or(u64::MAX).max(1)
     }
 
     /// Sets how much is done between two checkpoints.

@@ -95,8 +95,9 @@ fn a_pause_is_a_pause() {
     plan.resync_from = 0;
     let disks = super::rig::disks_with(&plan.geometry, &vec![0; 192 << 20]);
     let rig = Rig::over(&plan, disks, 1);
-    // 192 MiB at 8 MiB a second: 24 seconds.
-    rig.shared.set_resync_rates(1, Some(8 << 20));
+    // 64 MiB of each member at 8/3 MiB a second: 24 seconds. Of the array that is three times as
+    // much.
+    rig.shared.set_resync_rates(1, Some((8 << 20) / 3));
     rig.start();
     assert!(rig.world.run_until(|| rig.status().worked > Duration::from_secs(9)));
     assert_eq!(rig.status().eta, None, "not in the first ten seconds");

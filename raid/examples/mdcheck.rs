@@ -9,8 +9,8 @@ use raidfabric_raid::assemble::{
     wipe,
 };
 use raidfabric_raid::device::{AlignedBuffer, Intent, Medium, OpenDevice, open};
-use raidfabric_raid::metadata::Level;
 use raidfabric_raid::metadata::private::PrivateArea;
+use raidfabric_raid::metadata::{Consistency, Level};
 use std::error::Error;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -81,7 +81,8 @@ fn make(name: &str, chunk_kib: u64, drives: &[&str]) -> Result<()> {
         level,
         chunk_bytes: chunk_kib << 10,
         uuid: None,
-        consistency: None,
+        // Nothing here keeps a bitmap or a log.
+        consistency: level.is_redundant().then_some(Consistency::Resync),
         assume_clean: false,
     };
     let devices = open_all(drives)?;

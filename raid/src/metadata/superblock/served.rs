@@ -185,8 +185,11 @@ impl Geometry {
     /// md's `recovery_offset` for a member that is rebuilt below `position_bytes` of the array.
     #[must_use]
     pub fn recovery_sectors(&self, position_bytes: u64) -> u64 {
-        let component = self.to_component(position_bytes.min(self.array_bytes()));
-        component.min(self.component_bytes) / SECTOR_BYTES
+        // The last row of a RAID 10 over an odd number of members may be half in use.
+        if position_bytes >= self.array_bytes() {
+            return self.component_bytes / SECTOR_BYTES;
+        }
+        self.to_component(position_bytes).min(self.component_bytes) / SECTOR_BYTES
     }
 
     /// The position in the array that md's `recovery_offset` means.

@@ -240,7 +240,8 @@ impl<M: Medium> ArrayHandle<M> {
             }
         }
         for member in &mut self.members {
-            if wanted.members.get(member.slot) == Some(&MemberState::Rebuilding) {
+            let state = wanted.members.get(member.slot);
+            if matches!(state, Some(MemberState::Rebuilding | MemberState::InSync)) {
                 member.after_device = None;
             }
         }

@@ -219,26 +219,14 @@ fn has_role(replica: &Replica, slot: usize) -> bool {
 
 impl<'a> Planner<'a> {
     fn new(before: &'a Before<'a>, wanted: &'a Wanted) -> Self {
-        let members = before.replicas.iter().enumerate().filter_map(|(slot, replica)| {
-            replica.as_ref().filter(|replica| has_role(replica, slot))
-        });
-        let newest = members.max_by_key(|replica| replica.superblock.events());
-        // A crash has come between the others' superblocks and its own.
-        let awaits_role = |replica: &Replica, slot: usize| {
-            let number = replica.superblock.device_number();
-            let role = newest.map(|newest| newest.superblock.role_of(number));
-            matches!(role, Some(Role::Active(own)) if usize::from(own) == slot)
-        };
         let is_written = |slot: &usize| {
-            let Some(Some(replica)) = before.replicas.get(*slot) else { return false };
-            match wanted.members.get(*slot) {
-                // A drive without a role is not in sync, whoever says so.
-                Some(MemberState::InSync) => {
-                    has_role(replica, *slot) || awaits_role(replica, *slot)
-                }
-                Some(MemberState::Rebuilding) => true,
-                _ => false,
-            }
+            // A drive without a role may be in sync: it had little to be rebuilt, or a crash came
+            // between the others' superblocks and its own.
+            let is_wanted = matches!(
+                wanted.members.get(*slot),
+                Some(MemberState::InSync | MemberState::Rebuilding)
+            );
+            is_wanted && matches!(before.replicas.get(*slot), Some(Some(_)))
         };
         let mut slots: Vec<usize> = (0..before.replicas.len()).filter(is_written).collect();
         let replicas = before.replicas.to_vec();

@@ -54,6 +54,7 @@ pub(crate) struct Lasting {
     pub(crate) stale: Rc<RefCell<Vec<bool>>>,
     /// The operator took a risk: nobody vouches for copies and parity any more.
     pub(crate) is_tainted: Rc<Cell<bool>>,
+    pub(crate) pool: Pool,
 }
 
 /// A running array.
@@ -98,7 +99,7 @@ impl Boot {
             keeper: Arc::clone(&bell) as Arc<dyn Keeper>,
         });
         shared.set_checkpoint_interval([256 << 10, 1 << 20, 1 << 30][random.below(3) as usize]);
-        let pool = Pool::new(16 << 20, 1 << 20).unwrap();
+        let pool = lasting.pool.clone();
         let arrays = Self::arrays(random, &start, &world, &shared, &pool, &lasting.faults);
         let out = start.members.iter().map(|state| *state != MemberState::InSync).collect();
         let ground = Rc::new(Ground {
@@ -207,7 +208,7 @@ impl Boot {
                 }
             });
         }
-        let delay = [2, 10, 5000][random.below(3) as usize];
+        let delay = [2, 10, 5000, 120_000][random.below(4) as usize];
         let rest = rest(
             Arc::clone(&self.shared),
             Rc::clone(&self.world),
@@ -410,6 +411,15 @@ impl Boot {
         self.world.stop();
         let agrees = report.mismatch_sectors == 0 || self.is_tainted.get();
         assert!(agrees, "a check finds what does not agree: {report:?}");
+    }
+
+    /// Lets the hosts finish, and then so much time pass.
+    pub(crate) fn rest(&self, nanoseconds: u64) {
+        let busy = Rc::clone(&self.busy_hosts);
+        let failure = || self.shared.failure();
+        assert!(self.world.run_until(|| busy.get() == 0), "a request hangs: {:?}", failure());
+        let world = Rc::clone(&self.world);
+        self.run("the rest", async move { world.sleep_ns(nanoseconds).await });
     }
 
     /// Lets things happen for so many steps.

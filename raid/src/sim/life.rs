@@ -30,11 +30,27 @@ use crate::assemble::{
     ArrayHandle, AssembleError, AssemblyPlan, Decision, Examined, Expected, NewArray, NotMember,
     create, decide, examine_medium, plan_assemble,
 };
+use crate::buffer::Pool;
 use crate::device::signature::Contents;
 use crate::geometry::{Geometry, Level};
 use crate::metadata::layout::place;
 use crate::metadata::{Consistency, Timestamp};
 use uuid::Uuid;
+
+thread_local! {
+    /// Memory that a life has left, for the next one.
+    static POOL: RefCell<Option<Pool>> = const { RefCell::new(None) };
+}
+
+fn taken_pool() -> Pool {
+    POOL.take().unwrap_or_else(|| Pool::new(16 << 20, 1 << 20).unwrap())
+}
+
+fn keep_pool(pool: &Pool) {
+    if pool.in_use_bytes() == 0 {
+        POOL.set(Some(pool.clone()));
+    }
+}
 
 /// How to read a trace.
 const LEGEND: &str = "\
@@ -139,6 +155,7 @@ impl Life {
             story: Rc::default(),
             stale: Rc::new(RefCell::new(vec![false; shape.members])),
             is_tainted: Rc::default(),
+            pool: taken_pool(),
         };
         let uuid = Uuid::from_u128(u128::from(random.next()) << 64 | u128::from(random.next()));
         let (truth, exposed_rows) = (Rc::default(), BTreeSet::new());
@@ -194,6 +211,7 @@ impl Life {
             }
         }
         tell(|| "the end".into());
+        keep_pool(&self.lasting.pool);
         let mut story = self.lasting.story.borrow().clone();
         story.count("faults", self.lasting.faults.injected());
         story
@@ -607,7 +625,7 @@ impl Life {
         // Now and then nobody uses the array: a resync then runs without "active" superblocks.
         let per_core = if self.random.below(4) == 0 { 0 } else { 1 + self.random.below(3) };
         boot.start_hosts(per_core, 5 + self.random.below(25));
-        match if is_last { 0 } else { self.random.below(5) } {
+        match if is_last { 0 } else { self.random.below(6) } {
             0 | 1 => {
                 let waits = is_last || self.random.below(2) == 0;
                 if boot.finish(waits) {
@@ -619,6 +637,11 @@ impl Life {
                 if self.random.below(2) == 0 { self.cut_power(&boot) } else { self.die(&boot) }
             }
             2 => {
+                // Long enough for bits to be cleared, perhaps.
+                boot.rest(self.random.below(20_000_000_000));
+                if self.random.below(4) == 0 { self.die(&boot) } else { self.cut_power(&boot) }
+            }
+            3 => {
                 boot.run_for(self.random.below(6000));
                 self.die(&boot);
             }

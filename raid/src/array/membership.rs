@@ -198,6 +198,8 @@ pub(super) struct Membership {
     active: bool,
     /// The version in which "active" was wanted.
     active_since: u64,
+    /// The version in which "clean" was wanted.
+    clean_since: u64,
     resync_from: u64,
     rebuild_from: u64,
     /// How often a version could not be recorded for lack of space, and below which member.
@@ -233,6 +235,7 @@ impl Membership {
             version: 0,
             active: settings.active,
             active_since: 0,
+            clean_since: 0,
             resync_from: settings.resync_position_bytes,
             rebuild_from: settings.rebuild_from.unwrap_or(0),
             failed_records: 0,
@@ -298,6 +301,7 @@ impl Membership {
 
     pub(super) fn want_clean(&mut self, resync_position: u64) {
         self.active = false;
+        self.clean_since = self.version + 1;
         self.resync_from = resync_position;
     }
 
@@ -448,6 +452,9 @@ impl Shared {
     fn fail_locked(&self, mut rare: MutexGuard<'_, Rare>, failure: Failure) {
         self.hot.state.store(WriteState::Failed as u8, Ordering::SeqCst);
         rare.membership.failure.get_or_insert(failure);
+        // A member may lack what it has acknowledged: if "clean" is not recorded yet, it must not be.
+        let is_clean = self.recorded_version() >= rare.membership.clean_since;
+        rare.membership.active |= !is_clean;
         self.refresh_map(&mut rare.membership);
         Self::wake_all(rare);
     }

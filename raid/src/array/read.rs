@@ -308,7 +308,10 @@ impl<D: Drive> Array<D> {
         let again = copies().filter(|place| agrees && Some(place.slot) == failed);
         let others = copies().filter(|place| !agrees || Some(place.slot) != failed);
         for place in again.chain(others) {
-            if !self.is_readable(place, extent.len_bytes, end_bytes) {
+            // What a member that is being rebuilt holds is a copy of another, and nobody's choice
+            // where copies differ.
+            let is_copy = !agrees && self.map().rebuilding.contains(place.slot);
+            if is_copy || !self.is_readable(place, extent.len_bytes, end_bytes) {
                 continue;
             }
             match self.read_member(place, buffer).await {

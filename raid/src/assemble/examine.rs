@@ -60,6 +60,12 @@ impl Examined {
         }
     }
 
+    /// Whether everything agreed, in an array of this size, when its superblock was written, but for
+    /// what was being written then.
+    pub(super) fn was_synced(&self, array_bytes: u64) -> bool {
+        self.private.believed().is_some_and(|header| header.synced_bytes >= array_bytes)
+    }
+
     /// Whether it was left by a creation of ours that a crash cut short (and perhaps
     /// only on other drives): no data can be on it.
     #[must_use]

@@ -15,6 +15,7 @@ use super::handle::{ArrayHandle, Member};
 use crate::array::MemberState;
 use crate::device::Medium;
 use crate::device::signature::Contents;
+use crate::metadata::Consistency;
 use crate::metadata::bitmap::{Bitmap, BitmapSuperblock, MapUnit, RegionMap};
 use crate::metadata::private::{Copy, Header, PrivateArea, SectionKind, superblock_hash};
 use crate::metadata::record::{CannotRecordReason, Replica, member_writes};
@@ -135,7 +136,11 @@ impl<M: Medium> ArrayHandle<M> {
             self.members.iter().filter(in_sync).all(|member| {
                 superblock.role_of(member.superblock().device_number()) != Role::Faulty
             });
-        if !was_here || !agrees || matches!(drive.bad_blocks, Some(Err(_))) {
+        // A bitmap has the bits of what was never synced set; a degraded-write map tells what was
+        // written, and not what was synced without this one.
+        let was_synced = self.info().consistency == Consistency::Bitmap
+            || drive.was_synced(self.info().size_bytes());
+        if !was_here || !agrees || !was_synced || matches!(drive.bad_blocks, Some(Err(_))) {
             return Ok(None);
         }
         self.read_common()?;

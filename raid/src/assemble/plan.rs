@@ -543,7 +543,9 @@ fn left_over(
         let was_complete = slot.is_some() && !candidate.is_rebuilding();
         let is_of_this_history = !matches!(reason, NotMember::Diverged | NotMember::BadBlockLog)
             && in_sync(standing).all(|member| !candidate.deems_failed(member));
-        let known = bitmap.or(degraded_map).filter(|map| {
+        // What was synced without it, its map does not tell.
+        let was_synced = candidate.drive.was_synced(standing.geometry.array_bytes());
+        let known = bitmap.or(degraded_map.filter(|_| was_synced)).filter(|map| {
             // The count that a member has when it is lost is that of its last superblock.
             was_complete && is_of_this_history && map.tells_since(candidate.superblock.events())
         });

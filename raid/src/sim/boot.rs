@@ -111,6 +111,7 @@ impl Boot {
             stale: Rc::clone(&lasting.stale),
             epoch: Cell::new(0),
             bad_blocks: RefCell::new(shared.wanted().bad_blocks),
+            brings_bad_blocks: Cell::new(false),
             ever_bad: RefCell::new(shared.wanted().bad_blocks),
         });
         let scene = Rc::new(Scene {

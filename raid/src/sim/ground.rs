@@ -31,6 +31,8 @@ pub(crate) struct Ground {
     pub(crate) epoch: Cell<u64>,
     /// The members' bad blocks, as they were last seen.
     pub(crate) bad_blocks: RefCell<Vec<Vec<BadRange>>>,
+    /// A drive came that has some.
+    pub(crate) brings_bad_blocks: Cell<bool>,
     /// All that were seen.
     pub(crate) ever_bad: RefCell<Vec<Vec<BadRange>>>,
 }
@@ -80,11 +82,12 @@ impl Ground {
             // What a row has lost with a member is recorded on its parity.
             let has_parity = self.shared.geometry().parities() > 0;
             // And a member that is filled takes over what another has lost.
-            let has_cause = self.slots().any(|slot| {
-                has_read_errors(slot)
-                    || has_parity && self.is_out(slot)
-                    || !bad_blocks[slot].is_empty()
-            });
+            let has_cause = self.brings_bad_blocks.get()
+                || self.slots().any(|slot| {
+                    has_read_errors(slot)
+                        || has_parity && self.is_out(slot)
+                        || !bad_blocks[slot].is_empty()
+                });
             let are_more = count(&wanted.bad_blocks) > count(&bad_blocks);
             assert!(!are_more || has_cause, "bad blocks without a cause: {wanted:?}");
             for (ever, now) in self.ever_bad.borrow_mut().iter_mut().zip(&wanted.bad_blocks) {

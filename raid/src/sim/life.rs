@@ -396,14 +396,16 @@ impl Life {
                 Some(Answer { brings_all: true, ..answer })
             }
             AssembleError::Unfinished { .. } => {
-                assert!(!truth.is_recorded, "it was in use: {}", reason());
+                let may = !truth.is_recorded || !self.are_all_here(present);
+                assert!(may, "it was in use: {}", reason());
                 Some(Answer { brings_all: true, ..answer })
             }
             AssembleError::Incomplete { can_run, unusable, .. } => {
                 // A member that failed while a change was recorded may be too old, without the others
                 // knowing that it failed; then it might as well be an old image of it.
-                let is_old =
-                    |(_, why): &(String, NotMember)| matches!(why, NotMember::Behind { .. });
+                let is_old = |(_, why): &(String, NotMember)| {
+                    matches!(why, NotMember::Behind { .. } | NotMember::Spare)
+                };
                 let knows = with_state && truth.known_events.is_some();
                 let is_reason = *can_run && !knows && unusable.iter().any(is_old);
                 assert!(
@@ -525,6 +527,16 @@ impl Life {
             }
         };
         self.lasting.story.borrow_mut().count("parts of rows replayed", replayed.parts as u64);
+        // A loss that was not known yet is recorded before anybody reads or writes.
+        let recorded = handle.recorded().clone();
+        if recorded.members.iter().any(|state| *state == MemberState::Missing)
+            && let Err(error) = handle.record(&recorded)
+        {
+            assert!(fuse.is_blown(), "the start failed: {error}");
+            self.count("starts cut short");
+            self.lose_power();
+            return None;
+        }
         let intent = match handle.intent_layout(replayed.next_generation) {
             Ok(intent) => intent,
             Err(error) => {
@@ -539,7 +551,13 @@ impl Life {
             // Whoever remembers the array notes a loss that was recorded without it, before anything
             // is acknowledged.
             let mut truth = self.truth.borrow_mut();
-            truth.known_events = truth.known_events.max(Some(plan.info.events));
+            // Of those that have just had their superblocks written all have this count.
+            let events = handle.info().events;
+            truth.known_events = truth.known_events.max(Some(events));
+            if answer.run || answer.winner.is_some() {
+                // What was remembered of others does not count any more.
+                truth.known_events = Some(events);
+            }
         }
         if answer.force && !plan.risks.is_empty() {
             self.was_forced = true;

@@ -187,6 +187,7 @@ impl Operator {
             self.control.is_busy.set(false);
             return;
         }
+        ground.brings_bad_blocks.set(ground.brings_bad_blocks.get() || !bad.is_empty());
         let mut story = self.scene.story.borrow_mut();
         match was.filter(|_| was_here && missed.is_some()) {
             Some(events) => {

@@ -55,6 +55,8 @@ pub(crate) struct Lasting {
     /// The operator took a risk: nobody vouches for copies and parity any more.
     pub(crate) is_tainted: Rc<Cell<bool>>,
     pub(crate) pool: Pool,
+    /// The operator has taken parity as right that need not be.
+    pub(crate) was_forced: Rc<Cell<bool>>,
 }
 
 /// A running array.
@@ -149,7 +151,7 @@ impl Boot {
         boot.world.spawn(keep(bell, Arc::clone(&boot.shared), Rc::clone(&boot.world), records));
         boot.serve_calls(1 + random.below(3));
         boot.start_tasks(random);
-        if random.below(2) == 0 {
+        if random.below(2) == 0 && !lasting.was_forced.get() {
             let (scene, ends) = (Rc::clone(&boot.scene), Rc::clone(&boot.retires));
             boot.task(Operator { scene, control, ends, model: new_drives }.work());
         }

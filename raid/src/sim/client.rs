@@ -43,9 +43,11 @@ impl Scene {
     }
 
     /// Tells the model the answer to a write. One that failed because a drive did not answer may
-    /// still be carried out later.
+    /// still be carried out later; and what an array that has failed shows of one that failed
+    /// depends on which of its members can be read at the moment.
     fn answer(&self, asked: Asked, result: &Result<(), ArrayError>, fua: bool) {
-        if result.is_err() && self.ground.has_late_operations() {
+        let has_failed = self.ground.shared.failure().is_some();
+        if result.is_err() && (has_failed || self.ground.has_late_operations()) {
             self.lingering.borrow_mut().push(asked);
             return;
         }
@@ -55,7 +57,9 @@ impl Scene {
     /// Once nothing is late any more, what failed cannot change anything either.
     pub(crate) fn watch(&self) {
         self.ground.watch();
-        if !self.lingering.borrow().is_empty() && !self.ground.has_late_operations() {
+        let may_linger =
+            || self.ground.shared.failure().is_some() || self.ground.has_late_operations();
+        if !self.lingering.borrow().is_empty() && !may_linger() {
             for asked in self.lingering.take() {
                 self.model.borrow_mut().answer(&asked, false, false);
             }
@@ -130,24 +134,24 @@ impl Scene {
         let value = self.model.borrow_mut().new_value();
         let mut buffer = self.buffer(at.len());
         encode(value, at.start, &mut buffer);
-        let in_sync = self.ground.in_sync();
+        let writable = self.ground.writable();
         let asked = self.model.borrow_mut().ask(at.clone(), value);
         self.world.trace(|| format!("core {core}: write {value} of {at:?} begins"));
         let offset = (at.start * SECTOR_BYTES) as u64;
         let result = self.array(core).write(offset, buffer.freeze(), fua).await;
         self.answer(asked, &result, fua);
         let fua = if fua { ", with FUA" } else { "" };
-        self.changed(core, &format!("write {value}{fua}"), at, result, Some(&in_sync))
+        self.changed(core, &format!("write {value}{fua}"), at, result, Some(&writable))
     }
 
     async fn zero(&self, core: usize, at: Range<usize>) -> bool {
         let (deallocate, fua) = (self.world.one_in(2), self.world.one_in(3));
-        let in_sync = self.ground.in_sync();
+        let writable = self.ground.writable();
         let asked = self.model.borrow_mut().ask(at.clone(), ZERO);
         let (offset, len) = ((at.start * SECTOR_BYTES) as u64, (at.len() * SECTOR_BYTES) as u64);
         let result = self.array(core).write_zeroes(offset, len, deallocate, fua).await;
         self.answer(asked, &result, fua);
-        self.changed(core, "write zeroes", at, result, Some(&in_sync))
+        self.changed(core, "write zeroes", at, result, Some(&writable))
     }
 
     async fn deallocate(&self, core: usize, at: Range<usize>) -> bool {
@@ -166,11 +170,11 @@ impl Scene {
         what: &str,
         at: Range<usize>,
         result: Result<(), ArrayError>,
-        in_sync: Option<&[usize]>,
+        writable: Option<&[usize]>,
     ) -> bool {
         self.world.trace(|| format!("core {core}: {what} of {at:?}: {result:?}"));
-        if let (Ok(()), Some(in_sync)) = (&result, in_sync) {
-            self.ground.note_acknowledged(in_sync);
+        if let (Ok(()), Some(writable)) = (&result, writable) {
+            self.ground.note_acknowledged(writable);
         }
         self.judge(what, &at, result)
     }
@@ -244,10 +248,18 @@ impl Scene {
                 found.map(|(i, sector)| show(decode(at.start + i, sector))).collect();
             format!("core {core}: read of {at:?}, begun at {began}: {found:?}")
         });
+        // What is read where copies may differ, and cannot be made equal any more, depends on the
+        // members that are there at the moment.
+        let settles = !self.cannot_be_mended(&at);
         let mut model = self.model.borrow_mut();
         for (index, sector) in buffer.chunks(SECTOR_BYTES).enumerate() {
             let number = at.start + index;
-            if let Err(broken) = model.read(number, began, decode(number, sector)) {
+            let value = decode(number, sector);
+            let result = match settles {
+                true => model.read(number, began, value),
+                false => model.glance(number, began, value),
+            };
+            if let Err(broken) = result {
                 panic!("a promise is broken: {broken}");
             }
         }

@@ -23,6 +23,8 @@ struct UnderWay {
     first_sector: usize,
     data: Rc<[u8]>,
     atomic_sectors: usize,
+    /// It survives once it has completed.
+    fua: bool,
 }
 
 /// A part of a write that was applied, and may not survive yet.
@@ -147,22 +149,28 @@ impl Disk {
     /// nobody tells that one of the failure.
     pub(crate) fn lose_process(&mut self, mut keeps: impl FnMut() -> bool) {
         (self.late, self.hung_until) = (0, 0);
-        let ids: Vec<u64> = self.under_way.iter().map(|write| write.id).collect();
-        for id in ids {
+        let writes: Vec<_> = self.under_way.iter().map(|write| (write.id, write.fua)).collect();
+        for (id, fua) in writes {
             if keeps() {
                 self.apply(id, 0..usize::MAX);
             }
-            self.complete(id, !self.model.has_volatile_cache);
+            self.complete(id, fua || !self.model.has_volatile_cache);
         }
         self.applied.iter_mut().for_each(|applied| applied.is_lost = false);
     }
 
     /// A write has been submitted.
-    pub(crate) fn begin(&mut self, offset_bytes: u64, data: Rc<[u8]>, atomic_bytes: usize) -> u64 {
+    pub(crate) fn begin(
+        &mut self,
+        offset_bytes: u64,
+        data: Rc<[u8]>,
+        atomic_bytes: usize,
+        fua: bool,
+    ) -> u64 {
         let id = self.tick();
         let first_sector = offset_bytes as usize / SECTOR_BYTES;
         let atomic_sectors = atomic_bytes / SECTOR_BYTES;
-        self.under_way.push(UnderWay { id, first_sector, data, atomic_sectors });
+        self.under_way.push(UnderWay { id, first_sector, data, atomic_sectors, fua });
         id
     }
 
@@ -276,7 +284,7 @@ impl Disk {
 
     /// Writes at once, surviving.
     pub(crate) fn write_now(&mut self, offset_bytes: u64, data: &[u8]) {
-        let id = self.begin(offset_bytes, data.into(), SECTOR_BYTES);
+        let id = self.begin(offset_bytes, data.into(), SECTOR_BYTES, true);
         self.apply(id, 0..usize::MAX);
         self.complete(id, true);
     }
@@ -294,7 +302,7 @@ mod tests {
 
     fn write(disk: &mut Disk, offset: u64, bytes: &[u8]) {
         let atomic = disk.model.atomic_bytes;
-        let id = disk.begin(offset, bytes.into(), atomic);
+        let id = disk.begin(offset, bytes.into(), atomic, false);
         disk.apply(id, 0..usize::MAX);
         disk.complete(id, false);
     }

@@ -106,7 +106,7 @@ impl SimDrive {
         if self.disk.borrow().is_gone {
             return self.gone().await;
         }
-        let id = self.disk.borrow_mut().begin(offset_bytes, data, atomic_bytes);
+        let id = self.disk.borrow_mut().begin(offset_bytes, data, atomic_bytes, fua);
         self.world.trace(|| {
             let fua = if fua { ", with FUA" } else { "" };
             format!("drive {name}: {kind:?} {id} at {offset_bytes}, {sectors} sectors{fua}")

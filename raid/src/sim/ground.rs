@@ -113,17 +113,18 @@ impl Ground {
         }
     }
 
-    /// The drives that are in sync now.
-    pub(crate) fn in_sync(&self) -> Vec<usize> {
+    /// The drives that take writes now.
+    pub(crate) fn writable(&self) -> Vec<usize> {
         let states = self.shared.member_states();
-        let in_sync = |slot: &usize| states[*slot] == MemberState::InSync;
-        self.slots().filter(in_sync).filter_map(|slot| self.disk(slot)).collect()
+        let takes_writes =
+            |slot: &usize| matches!(states[*slot], MemberState::InSync | MemberState::Rebuilding);
+        self.slots().filter(takes_writes).filter_map(|slot| self.disk(slot)).collect()
     }
 
-    /// A write has been acknowledged, and these drives were in sync when it was asked for: whoever
-    /// was not in sync then and is not now does not have it.
+    /// A write has been acknowledged, and these drives took writes when it was asked for: whoever
+    /// did not then and does not now does not have it.
     pub(crate) fn note_acknowledged(&self, asked: &[usize]) {
-        let now = self.in_sync();
+        let now = self.writable();
         if asked.len() == self.stale.borrow().len() && now.len() == asked.len() {
             return;
         }

@@ -93,7 +93,6 @@ pub(crate) struct Life {
     exposed_rows: BTreeSet<u64>,
     lasting: Lasting,
     calls: u64,
-    was_forced: bool,
 }
 
 /// An array that is put together.
@@ -156,23 +155,12 @@ impl Life {
             stale: Rc::new(RefCell::new(vec![false; shape.members])),
             is_tainted: Rc::default(),
             pool: taken_pool(),
+            was_forced: Rc::default(),
         };
         let uuid = Uuid::from_u128(u128::from(random.next()) << 64 | u128::from(random.next()));
         let (truth, exposed_rows) = (Rc::default(), BTreeSet::new());
         let drives = Rc::new(RefCell::new(drives));
-        Self {
-            random,
-            plot,
-            shape,
-            geometry,
-            drives,
-            uuid,
-            truth,
-            exposed_rows,
-            lasting,
-            calls: 0,
-            was_forced: false,
-        }
+        Self { random, plot, shape, geometry, drives, uuid, truth, exposed_rows, lasting, calls: 0 }
     }
 
     /// Operations of the drives in the first boot.
@@ -197,7 +185,7 @@ impl Life {
             self.lasting.faults.begin(faults);
             let mut is_last = boot + 1 == self.plot.boots;
             let Some(assembled) = self.assemble() else { break };
-            if self.was_forced {
+            if self.lasting.was_forced.get() {
                 // What the parity is worth nobody knows: this is the end of what can be judged.
                 self.lasting.faults.begin(Vec::new());
                 is_last = true;
@@ -537,6 +525,17 @@ impl Life {
             self.lose_power();
             return None;
         }
+        let recorded = handle.recorded().clone();
+        let with = |wanted: MemberState| {
+            let members = recorded.members.iter().zip(&slots);
+            let fit = members.filter(|(state, _)| **state == wanted);
+            fit.filter_map(|(_, disk)| *disk).collect::<Vec<_>>()
+        };
+        {
+            let mut truth = self.truth.borrow_mut();
+            truth.in_sync = with(MemberState::InSync);
+            truth.rebuilding = with(MemberState::Rebuilding);
+        }
         let intent = match handle.intent_layout(replayed.next_generation) {
             Ok(intent) => intent,
             Err(error) => {
@@ -560,7 +559,7 @@ impl Life {
             }
         }
         if answer.force && !plan.risks.is_empty() {
-            self.was_forced = true;
+            self.lasting.was_forced.set(true);
             self.lasting.is_tainted.set(true);
         }
         let recorded = handle.recorded().clone();

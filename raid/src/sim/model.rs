@@ -164,6 +164,23 @@ impl Model {
         }
     }
 
+    /// A read that began at `began` returned `value` for a sector, as [`Self::read`] has it, but from
+    /// an array that does not vouch for what is read later: nothing is settled by it.
+    ///
+    /// # Errors
+    /// Says why that is not allowed.
+    pub(crate) fn glance(
+        &mut self,
+        number: usize,
+        began: Moment,
+        value: Value,
+    ) -> Result<(), String> {
+        let before = Sector::clone(self.sector(number));
+        let result = self.read(number, began, value);
+        *self.sector(number) = before;
+        result
+    }
+
     /// A read that began at `began` returned `value` for a sector.
     ///
     /// # Errors

@@ -41,6 +41,7 @@ use super::error::ArrayError;
 use crate::buffer::SharedBuffer;
 use crate::geometry::Geometry;
 use crate::metadata::bitmap::RegionMap;
+use crate::metadata::checks::Checks;
 
 /// The write intent of one array; all cores share it.
 pub(in crate::array) struct Intent {
@@ -72,6 +73,8 @@ pub(in crate::array) struct LogRecord {
     pub(in crate::array) p: Option<SharedBuffer>,
     /// Their sum with Q's coefficients (RAID 6); none if there are no others, or no member for Q.
     pub(in crate::array) q: Option<SharedBuffer>,
+    /// What is known of the written chunks' contents.
+    pub(in crate::array) checks: Checks,
 }
 
 /// The right to submit a write that is logged; used up by [`Intent::logged_end`].

@@ -31,7 +31,7 @@ impl Record {
 /// Whether one more record fits into a unit, whose data are `data_bytes` at most on each member.
 pub(super) fn fits(kind: LogKind, records: &[Record], record: &Record, data_bytes: usize) -> bool {
     let max_entries = match kind {
-        LogKind::Ppl => ppl::MAX_ENTRIES,
+        LogKind::Ppl => ppl::MAX_OWN_ENTRIES,
         LogKind::WriteLog => write_log::MAX_ENTRIES,
     };
     let fits_on = |slot: usize| {
@@ -76,7 +76,7 @@ pub(super) fn ppl(
         let log = &record.log;
         let place = (log.within_bytes, log.len_bytes);
         let parity = log.p.as_ref().map(|parity| &parity[..]);
-        ppl::Entry::new(geometry, log.row, (log.first, log.count), place, parity)
+        ppl::Entry::new(geometry, log.row, (log.first, log.count), place, parity, log.checks)
     };
     let entries: Vec<_> = records.iter().map(entry).collect();
     let header = unit.first_chunk_mut::<{ ppl::HEADER_BYTES }>()?;
@@ -113,6 +113,7 @@ pub(super) fn write_log(
                 (Some(_), Part::P) => write_log::Parity::P,
                 (Some(_), Part::Q) => write_log::Parity::Q,
             },
+            checks: log.checks,
         }
     };
     let header = write_log::Unit {

@@ -226,6 +226,9 @@ impl<D: Drive> Array<D> {
         let stripe = self.stripe();
         for index in 0..work.jobs.len() {
             work.compute(index, stripe.shape.data_chunks, &self.zeros);
+            if self.shared.intent.has_log() {
+                work.check(index, &self.zeros);
+            }
             // What changes is written anyway, and must not meet its old contents on the way.
             let Task { slice, unreadable } = work.jobs[index].task;
             let repairs = (unreadable & writable) - slice.modified;
@@ -334,6 +337,7 @@ impl<D: Drive> Array<D> {
             count: slice.modified.count(),
             p,
             q,
+            checks: job.checks,
         }
     }
 

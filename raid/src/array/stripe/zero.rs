@@ -19,6 +19,7 @@ use super::queue::Kind;
 use super::work::{Piece, Source};
 use crate::drive::{Drive, DriveError};
 use crate::geometry::Place;
+use crate::metadata::checks::{Check, Checks};
 
 impl<D: Drive> Array<D> {
     /// Zeroes a range within a shard of a parity level, on its owner.
@@ -93,6 +94,13 @@ impl<D: Drive> Array<D> {
     async fn zero_logged(&self, row: u64, kind: Zeroing, outcome: &mut Outcome) -> Done {
         let shape = &self.stripe().shape;
         let place = self.shared.geometry().row_component_offset(row);
+        let mut zeros = Check::new();
+        let step = self.zeros.len().max(1) as u64;
+        let all_bytes = shape.row_bytes;
+        for at in (0..all_bytes).step_by(step as usize) {
+            zeros.add(&self.zeros[..step.min(all_bytes - at) as usize]);
+        }
+        let checks = Checks { new: Some(zeros.value()), old: None };
         let record = || LogRecord {
             row,
             within_bytes: 0,
@@ -101,6 +109,7 @@ impl<D: Drive> Array<D> {
             count: shape.data_chunks,
             p: None,
             q: None,
+            checks,
         };
         let token = loop {
             self.check_not_failed()?;

@@ -138,8 +138,8 @@ fn check_start(
                     // other with it: what the log tells cannot be written anywhere (`replay`).
                     let missing = (0..plan.members).filter(|&slot| !is_there(slot)).count();
                     assert!(
-                        model.is_written(at) || missing == 2,
-                        "{}, states {:?}, lost {lost:?}: block {} was never written",
+                        model.is_half_written(at) || missing == 2,
+                        "{}, states {:?}, lost {lost:?}: block {} was not being written",
                         plan.level,
                         plan.states,
                         at / BLOCK,

@@ -504,9 +504,11 @@ impl Model {
         self.tick()
     }
 
-    /// Whether a block has been written: so it is covered by a write that nobody has flushed.
-    pub(super) fn is_written(&self, at: usize) -> bool {
-        self.blocks.borrow()[at / BLOCK].len() > 1
+    /// Whether a write of a block has not ended, or has failed.
+    pub(super) fn is_half_written(&self, at: usize) -> bool {
+        let writes = self.writes.borrow();
+        let ended = |&number: &usize| writes[number].ended.is_some() && writes[number].succeeded;
+        !self.blocks.borrow()[at / BLOCK].iter().all(ended)
     }
 
     /// Checks what a read saw that began at `began` and has just ended.

@@ -39,6 +39,7 @@ mod membership;
 mod range_lock;
 mod read;
 mod recovery;
+mod reserve;
 #[cfg(test)]
 mod resync_tests;
 mod shared;
@@ -113,6 +114,7 @@ pub struct Array<D> {
     stripe: Option<Box<stripe::Stripe>>,
     locks: RangeLocks,
     likeness: recovery::Likeness,
+    intent_reserve: reserve::Reserve,
     zeros: SharedBuffer,
     block_bytes: u32,
     has_volatile_cache: bool,
@@ -175,6 +177,7 @@ impl<D: Drive> Array<D> {
         };
         let members = drives.into_iter().enumerate().map(slot).collect::<Result<_, _>>()?;
         let stripe = stripe::Stripe::new(shared.geometry()).map_err(|_| SetupError::NoMemory)?;
+        let intent_reserve = intent::new_reserve().map_err(|_| SetupError::NoMemory)?;
         Ok(Self {
             members,
             map: RefCell::new(map),
@@ -184,6 +187,7 @@ impl<D: Drive> Array<D> {
             stripe,
             locks: RangeLocks::new(LOCKS),
             likeness: recovery::Likeness::new(),
+            intent_reserve,
             zeros: zeros.freeze(),
             block_bytes,
             has_volatile_cache,

@@ -5,7 +5,7 @@
 //! behind it come along; what they change is cut into slices, and for each the way is chosen that
 //! reads least ([`plan`]). Writes of a sequential stream are held for a moment, so that rows are
 //! written whole ([`gather`]). What a pass reads and computes is in memory of its own
-//! ([`reserve`], [`work`]). Reads that cannot simply be read, and zeroing, are in [`read`] and
+//! ([`super::reserve`], [`work`]). Reads that cannot simply be read, and zeroing, are in [`read`] and
 //! [`zero`].
 //!
 //! Reads of healthy members do not come here: they see the chunks as they are on the members, old
@@ -17,7 +17,6 @@ mod pass;
 mod plan;
 mod queue;
 mod read;
-mod reserve;
 #[cfg(test)]
 mod tests;
 mod work;
@@ -33,13 +32,13 @@ pub(in crate::array) use counters::StripeCounters;
 pub use counters::StripeStatistics;
 
 use super::error::{ArrayError, WriteFailure};
+use super::reserve::Reserve;
 use super::{Array, Done};
 use crate::drive::{Drive, DriveError};
 use crate::geometry::{Geometry, MAX_CHUNK_BYTES};
 use gather::{StreamId, Streams};
 use plan::{Roles, Way, parity_roles};
 use queue::{Kind, Rows, TicketGuard};
-use reserve::Reserve;
 use work::{Job, Piece, Workspace};
 
 /// Tickets for which there is room before anything is allocated.

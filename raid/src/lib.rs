@@ -15,6 +15,7 @@ pub mod geometry;
 pub mod memory;
 pub mod mesh;
 pub mod metadata;
+mod mutation;
 #[allow(unsafe_code)]
 pub mod parity;
 

@@ -11,6 +11,7 @@
 
 mod disk;
 mod model;
+pub(crate) mod mutations;
 mod run;
 mod tests;
 mod world;

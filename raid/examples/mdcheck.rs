@@ -9,8 +9,8 @@ use raidfabric_raid::assemble::{
     wipe,
 };
 use raidfabric_raid::device::{AlignedBuffer, Intent, Medium, OpenDevice, open};
-use raidfabric_raid::metadata::Level;
 use raidfabric_raid::metadata::private::PrivateArea;
+use raidfabric_raid::metadata::{Consistency, Level};
 use std::error::Error;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -74,12 +74,16 @@ fn level(name: &str) -> Result<Level> {
 }
 
 fn make(name: &str, chunk_kib: u64, drives: &[&str]) -> Result<()> {
+    let level = level(name)?;
     let new = NewArray {
         name: "check".into(),
         homehost: Some("mdcheck".into()),
-        level: level(name)?,
+        level,
         chunk_bytes: chunk_kib << 10,
         uuid: None,
+        // Nothing here keeps a bitmap or a log.
+        consistency: level.is_redundant().then_some(Consistency::Resync),
+        assume_clean: false,
     };
     let devices = open_all(drives)?;
     let examined: Vec<_> = devices.iter().map(examine).collect::<std::result::Result<_, _>>()?;
@@ -106,10 +110,11 @@ fn report(handle: &ArrayHandle<OpenDevice>) {
     let info = handle.info();
     let geometry = &info.geometry;
     println!(
-        "{} {} of {}, chunk {}, component {}, size {}, events {}, resync from {:?}, uuid {}",
+        "{} {} of {}, consistency {}, chunk {}, component {}, size {}, events {}, resync from {:?}, uuid {}",
         info.set_name,
         geometry.level,
         geometry.members,
+        info.consistency,
         geometry.chunk_bytes,
         geometry.component_bytes,
         info.size_bytes(),

@@ -15,6 +15,9 @@
 //!   least, and page-aligned whenever the host's command began so.
 //! * Dropping a future abandons the result, not the operation; the buffers stay with the drive
 //!   until it has really ended.
+//! * Every operation answers within the drive's timeout, if need be with [`DriveError::TimedOut`].
+//!   What timed out may still reach the drive later, or never: [`Drive::late_operations`] counts
+//!   such operations until they have ended, and until then the drive keeps their buffers.
 
 use std::future::Future;
 
@@ -22,13 +25,15 @@ use crate::buffer::{Buffer, SharedBuffer};
 
 /// A drive as seen by one core. See the file's head for what implementations promise.
 pub trait Drive {
-    /// Reads `buffer.len()` bytes at `offset_bytes`. The buffer comes back in any case; its
-    /// contents mean nothing unless all of it was read. A short read is an error.
+    /// Reads `buffer.len()` bytes at `offset_bytes`. A short read is an error.
+    ///
+    /// # Errors
+    /// The failure brings the buffer back, unless the operation timed out and still owns it.
     fn read(
         &self,
         offset_bytes: u64,
         buffer: Buffer,
-    ) -> impl Future<Output = (Result<(), DriveError>, Buffer)>;
+    ) -> impl Future<Output = Result<Buffer, ReadFailure>>;
 
     /// Writes all of `data` at `offset_bytes`. With `fua` it completes only when the data is safe
     /// from power loss.
@@ -62,6 +67,32 @@ pub trait Drive {
 
     /// The unit of reads and writes: 512 or 4096.
     fn block_size_bytes(&self) -> u32;
+
+    /// Operations that have timed out and not ended below yet, through all handles of the drive.
+    fn late_operations(&self) -> usize {
+        0
+    }
+
+    /// The drive is not used any more through this handle: what is under way through it may end at
+    /// once, with [`DriveError::TimedOut`], and counts as late until it has ended below.
+    fn give_up(&self) {}
+}
+
+/// Why a read failed, and its buffer.
+#[derive(Debug)]
+pub struct ReadFailure {
+    /// What went wrong.
+    pub error: DriveError,
+    /// The buffer, whose contents mean nothing now. It is missing if the operation timed out: then
+    /// the drive may still write to it, and keeps it until that has ended.
+    pub buffer: Option<Buffer>,
+}
+
+impl ReadFailure {
+    /// A failure after which the buffer is free again.
+    pub fn new(error: DriveError, buffer: Buffer) -> Self {
+        Self { error, buffer: Some(buffer) }
+    }
 }
 
 /// Why a drive did not do what it was asked.
@@ -93,6 +124,10 @@ pub enum DriveError {
     /// The drive was removed, or its device node is dead.
     #[error("the drive is gone")]
     Gone,
+    /// The drive did not answer within the member's timeout. The operation may still be carried
+    /// out later, or never.
+    #[error("the drive did not answer in time")]
+    TimedOut,
 }
 
 impl DriveError {

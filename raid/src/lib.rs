@@ -18,6 +18,7 @@ pub mod metadata;
 mod mutation;
 #[allow(unsafe_code)]
 pub mod parity;
+pub mod replay;
 
 #[cfg(test)]
 mod sim;

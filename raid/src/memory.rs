@@ -10,7 +10,7 @@
 use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::buffer::{Buffer, SharedBuffer};
-use crate::drive::{Drive, DriveError};
+use crate::drive::{Drive, DriveError, ReadFailure};
 
 const PIECE_BYTES: usize = 64 << 10;
 
@@ -133,13 +133,11 @@ impl Span {
 }
 
 impl Drive for MemoryDrive {
-    async fn read(
-        &self,
-        offset_bytes: u64,
-        mut buffer: Buffer,
-    ) -> (Result<(), DriveError>, Buffer) {
-        let result = self.read_now(offset_bytes, &mut buffer);
-        (result, buffer)
+    async fn read(&self, offset_bytes: u64, mut buffer: Buffer) -> Result<Buffer, ReadFailure> {
+        match self.read_now(offset_bytes, &mut buffer) {
+            Ok(()) => Ok(buffer),
+            Err(error) => Err(ReadFailure::new(error, buffer)),
+        }
     }
 
     async fn write(
@@ -211,8 +209,9 @@ mod tests {
             [(999_424, 4096), (995_328, 8192), (512, 4096), (0, 512), (u64::MAX - 4095, 4096)]
         {
             let buffer = pool.allocate(len).unwrap();
-            let (result, buffer) = drive.read(offset, buffer).now_or_never().unwrap();
-            assert_eq!(result, Err(DriveError::OutOfRange), "read {len} at {offset}");
+            let failure = drive.read(offset, buffer).now_or_never().unwrap().unwrap_err();
+            assert_eq!(failure.error, DriveError::OutOfRange, "read {len} at {offset}");
+            let buffer = failure.buffer.unwrap();
             let written = drive.write(offset, buffer.freeze(), false).now_or_never().unwrap();
             assert_eq!(written, Err(DriveError::OutOfRange), "write {len} at {offset}");
             let zeroed = drive.write_zeroes(offset, len as u64, true).now_or_never().unwrap();

@@ -30,17 +30,16 @@ struct SlowKeeper {
 }
 
 impl Keeper for SlowKeeper {
-    fn request_active(&self) {
+    fn wake(&self) {
         let shared = self.shared.lock().unwrap().clone().unwrap();
         let is_active = Arc::clone(&self.is_active);
         thread::spawn(move || {
             thread::sleep(Duration::from_millis(20));
-            is_active.store(true, Ordering::SeqCst);
-            shared.set_active();
+            let wanted = shared.wanted();
+            is_active.store(wanted.active, Ordering::SeqCst);
+            shared.recorded(wanted.version);
         });
     }
-
-    fn checkpoint_resync(&self, _position_bytes: u64) {}
 }
 
 /// Wakes a core's only task: sets its flag and unparks its thread.
@@ -129,9 +128,7 @@ async fn client(
         }
         let any = random(blocks);
         let at_least = world.acknowledged[any].load(Ordering::SeqCst);
-        let (result, buffer) =
-            array.read((any * BLOCK) as u64, pool.allocate(BLOCK).unwrap()).await;
-        result.unwrap();
+        let buffer = array.read((any * BLOCK) as u64, pool.allocate(BLOCK).unwrap()).await.unwrap();
         let found = u64::from_le_bytes(buffer[..8].try_into().unwrap()) as usize;
         assert!(found >= at_least, "block {any} reads {found}, {at_least} was acknowledged");
     }
@@ -175,7 +172,7 @@ fn run_core(world: &World, endpoint: Endpoint) {
         let servers = join_all((0..4).map(|_| array.serve()));
         let resync = async {
             if core == 0 {
-                array.resync(&NoRest).await;
+                array.recover(&NoRest).await;
             }
             std::future::pending::<()>().await;
         };
@@ -195,12 +192,11 @@ fn threads_share_a_mirror_that_is_being_synced() {
     let shared = Shared::new(Settings {
         service: 2,
         uuid: [5; 16],
-        geometry: Geometry::new(Level::Raid10, 4, 16_384, size_bytes / 2).unwrap(),
-        data_offsets_bytes: vec![0; 4],
         cores: CORES,
         active: false,
         resync_position_bytes: 0,
         keeper: Arc::clone(&keeper) as Arc<dyn Keeper>,
+        ..Settings::new(Geometry::new(Level::Raid10, 4, 16_384, size_bytes / 2).unwrap())
     });
     *keeper.shared.lock().unwrap() = Some(Arc::clone(&shared));
     let drives: Vec<_> = (0..4).map(|_| MemoryDrive::new(size_bytes / 2)).collect();

@@ -169,6 +169,17 @@ impl Registry {
         lock(&self.live).controllers.len()
     }
 
+    /// The hosts that have a controller of a subsystem, by NQN.
+    pub fn connected_hosts(&self, subsystem: usize) -> Vec<String> {
+        let all: Vec<_> = lock(&self.live).controllers.values().map(Arc::clone).collect();
+        let connected = all.iter().filter(|one| one.subsystem == Some(subsystem));
+        let mut hosts: Vec<String> =
+            connected.map(|one| one.controller().host_nqn().to_owned()).collect();
+        hosts.sort();
+        hosts.dedup();
+        hosts
+    }
+
     /// The counters of a core for a subsystem.
     pub fn traffic(&self, core: usize, subsystem: usize) -> Option<&Traffic> {
         self.traffic.get(core)?.get(subsystem)

@@ -22,7 +22,9 @@ use tokio::sync::mpsc;
 
 use crate::association::Registry;
 use crate::memory::DataMemory;
-use crate::runtime::{self, Awake, CoreOptions, Doorbell, DriveFacts, RuntimeError, UringDrive};
+use crate::runtime::{
+    self, Awake, CoreOptions, Doorbell, DriveFacts, RuntimeError, TimeLimit, UringDrive, Watch,
+};
 use crate::server::Arrival;
 use crate::transport::{self, Connection, Job};
 use crate::volume::{MemberDrive, Volume};
@@ -83,17 +85,27 @@ pub struct MemoryPlan {
 /// A member drive, before it has reached its core.
 pub enum MemberPlan {
     /// A descriptor of this core's own.
-    Uring(std::os::fd::OwnedFd, DriveFacts),
+    Uring(std::os::fd::OwnedFd, DriveFacts, TimeLimit),
     /// Memory.
     Memory(MemoryDrive),
+}
+
+impl MemberPlan {
+    /// The drive, on the core that uses it.
+    pub fn open(self) -> MemberDrive {
+        match self {
+            Self::Uring(fd, facts, limit) => MemberDrive::Uring(UringDrive::new(fd, facts, limit)),
+            Self::Memory(drive) => MemberDrive::Memory(drive),
+        }
+    }
 }
 
 /// An array, before it has reached a core.
 pub struct ArrayPlan {
     /// What all cores share of it.
     pub shared: Arc<Shared>,
-    /// Its members in slot order.
-    pub members: Vec<MemberPlan>,
+    /// Its members in slot order; a slot may be empty.
+    pub members: Vec<Option<MemberPlan>>,
 }
 
 /// Where a namespace's data are.
@@ -139,11 +151,36 @@ pub type Endpoint = raidfabric_raid::array::Endpoint;
 pub enum CoreMessage {
     /// Serve this connection.
     Serve(Arrival),
-    /// Close every connection, wait for their commands and for the resync, and say on this channel
+    /// Close every connection, wait for their commands and for long tasks, and say on this channel
     /// whether all have ended. The core goes on doing what other cores ask of it.
     Drain(std::sync::mpsc::Sender<bool>),
+    /// Do something with this core's part of an array.
+    OnArray {
+        /// Index of the array.
+        array: usize,
+        /// What; it must not block.
+        act: OnArray,
+    },
     /// End. Every core has drained.
     End,
+}
+
+/// What is done with a core's part of an array.
+pub struct OnArray(Box<Act>);
+
+type Act = dyn FnOnce(&Rc<Array<MemberDrive>>) + Send;
+
+impl OnArray {
+    /// Does this.
+    pub fn new(act: impl FnOnce(&Rc<Array<MemberDrive>>) + Send + 'static) -> Self {
+        Self(Box::new(act))
+    }
+}
+
+impl std::fmt::Debug for OnArray {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("OnArray")
+    }
 }
 
 /// A core's counters, as the control plane sees them: at most a second old.
@@ -176,7 +213,7 @@ pub struct Core {
     receive: Pool,
     arrays: Vec<Rc<Array<MemberDrive>>>,
     volumes: Vec<Vec<Volume>>,
-    resyncs: Cell<usize>,
+    chores: Cell<usize>,
     connections: RefCell<Vec<Weak<Connection>>>,
     open: Cell<usize>,
     published: Arc<Published>,
@@ -247,11 +284,22 @@ impl Core {
         self.published.memory_bytes.store(memory_bytes as u64, Ordering::Relaxed);
     }
 
-    /// Ends connections whose hosts do not read, or do not send what they owe, once a second.
+    /// Ends connections whose hosts do not read, or do not send what they owe, and waiting for
+    /// drives that do not answer or are out, once a second.
     async fn keep_house(self: Rc<Self>) {
+        let watch = Watch::of_this_core();
         loop {
             tokio::time::sleep(HOUSEKEEPING).await;
             let now = Instant::now();
+            self.arrays.iter().for_each(|array| array.look());
+            let late = watch.scan(now);
+            if late > 0 {
+                tracing::warn!(
+                    core = self.index,
+                    operations = late,
+                    "drives did not answer in time"
+                );
+            }
             let limit = self.settings.reply_timeout;
             self.each_connection(|connection| {
                 let unread = connection.sending_since();
@@ -267,27 +315,40 @@ impl Core {
         }
     }
 
-    /// Closes every connection and waits until their commands, and the resync, have ended.
+    /// Closes every connection and waits until their commands, and long tasks, have ended.
     async fn drain(self: Rc<Self>, done: std::sync::mpsc::Sender<bool>) {
         self.each_connection(Connection::close);
         for array in &self.arrays {
             array.shared().stop_resync();
+            array.shared().stop_intent();
         }
         let deadline = Instant::now() + DRAIN_PATIENCE;
         let busy =
-            || self.open.get() > 0 || self.workers.outstanding() > 0 || self.resyncs.get() > 0;
+            || self.open.get() > 0 || self.workers.outstanding() > 0 || self.chores.get() > 0;
         while busy() && Instant::now() < deadline {
             tokio::time::sleep(DRAIN_POLL).await;
+        }
+        if self.index == 0 && !busy() {
+            for array in &self.arrays {
+                array.clear_intent().await;
+            }
         }
         self.publish();
         let _ = done.send(!busy());
     }
 
-    /// Keeps the copies of an array equal until the core drains.
-    async fn resync(self: Rc<Self>, array: Rc<Array<MemberDrive>>) {
-        self.resyncs.set(self.resyncs.get() + 1);
-        array.resync(&runtime::Clock::new()).await;
-        self.resyncs.set(self.resyncs.get() - 1);
+    /// Does an array's long tasks until the core drains.
+    async fn recover(self: Rc<Self>, array: Rc<Array<MemberDrive>>) {
+        self.chores.set(self.chores.get() + 1);
+        array.recover(&runtime::Clock::new()).await;
+        self.chores.set(self.chores.get() - 1);
+    }
+
+    /// Clears the write-intent bits of an array that are not needed any more until the core drains.
+    async fn keep_intent(self: Rc<Self>, array: Rc<Array<MemberDrive>>) {
+        self.chores.set(self.chores.get() + 1);
+        array.keep_intent(&runtime::Clock::new()).await;
+        self.chores.set(self.chores.get() - 1);
     }
 }
 
@@ -338,7 +399,7 @@ async fn serve(plan: CorePlan, ready: impl FnOnce()) -> Result<(), CoreError> {
         registry: plan.registry,
         volumes: volumes(&plan.volumes, &arrays),
         arrays,
-        resyncs: Cell::new(0),
+        chores: Cell::new(0),
         connections: RefCell::default(),
         open: Cell::new(0),
         published: plan.published,
@@ -350,8 +411,11 @@ async fn serve(plan: CorePlan, ready: impl FnOnce()) -> Result<(), CoreError> {
                 array.serve().await;
             });
         }
+        let gatherer = Rc::clone(array);
+        runtime::spawn(async move { gatherer.gather().await });
         if plan.index == 0 {
-            runtime::spawn(Rc::clone(&core).resync(Rc::clone(array)));
+            runtime::spawn(Rc::clone(&core).recover(Rc::clone(array)));
+            runtime::spawn(Rc::clone(&core).keep_intent(Rc::clone(array)));
         }
     }
     runtime::spawn(async move {
@@ -370,6 +434,11 @@ async fn serve(plan: CorePlan, ready: impl FnOnce()) -> Result<(), CoreError> {
                 runtime::spawn(transport::serve(Rc::clone(&core), arrival));
             }
             CoreMessage::Drain(done) => runtime::spawn(Rc::clone(&core).drain(done)),
+            CoreMessage::OnArray { array, act } => {
+                if let Some(array) = core.arrays.get(array) {
+                    (act.0)(array);
+                }
+            }
             CoreMessage::End => break,
         }
     }
@@ -416,16 +485,13 @@ fn arrays(
     endpoint: &Rc<Endpoint>,
     pool: &Pool,
 ) -> Result<Vec<Rc<Array<MemberDrive>>>, CoreError> {
-    let member = |plan| match plan {
-        MemberPlan::Uring(fd, facts) => MemberDrive::Uring(UringDrive::new(fd, facts)),
-        MemberPlan::Memory(drive) => MemberDrive::Memory(drive),
-    };
     plans
         .into_iter()
         .map(|plan| {
-            let members = plan.members.into_iter().map(member).collect();
-            let array = Array::new(plan.shared, members, Rc::clone(endpoint), pool.clone())?;
-            Ok(Rc::new(array))
+            let members = plan.members.into_iter().map(|member| member.map(MemberPlan::open));
+            let (members, endpoint) = (members.collect(), Rc::clone(endpoint));
+            let array = Array::with_slots(plan.shared, members, endpoint, pool.clone())?;
+            Ok(Rc::new(array.with_timer(Rc::new(runtime::Clock::new()))))
         })
         .collect()
 }

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use raidfabric_protocol::nvme::status::{Generic, Media, Status};
 use raidfabric_raid::array::{Array, ArrayError};
 use raidfabric_raid::buffer::{Buffer, SharedBuffer};
-use raidfabric_raid::drive::{Drive, DriveError};
+use raidfabric_raid::drive::{Drive, DriveError, ReadFailure};
 use raidfabric_raid::memory::MemoryDrive;
 
 use crate::runtime::UringDrive;
@@ -20,7 +20,7 @@ pub enum MemberDrive {
 }
 
 impl Drive for MemberDrive {
-    async fn read(&self, offset_bytes: u64, buffer: Buffer) -> (Result<(), DriveError>, Buffer) {
+    async fn read(&self, offset_bytes: u64, buffer: Buffer) -> Result<Buffer, ReadFailure> {
         match self {
             Self::Uring(drive) => drive.read(offset_bytes, buffer).await,
             Self::Memory(drive) => drive.read(offset_bytes, buffer).await,
@@ -78,6 +78,20 @@ impl Drive for MemberDrive {
             Self::Memory(drive) => drive.block_size_bytes(),
         }
     }
+
+    fn late_operations(&self) -> usize {
+        match self {
+            Self::Uring(drive) => drive.late_operations(),
+            Self::Memory(drive) => drive.late_operations(),
+        }
+    }
+
+    fn give_up(&self) {
+        match self {
+            Self::Uring(drive) => drive.give_up(),
+            Self::Memory(drive) => drive.give_up(),
+        }
+    }
 }
 
 /// A range of an array. Offsets of its operations are the namespace's own; the controller has
@@ -95,9 +109,12 @@ impl Volume {
     }
 
     /// Fills the buffer from the volume.
-    pub async fn read(&self, offset_bytes: u64, buffer: Buffer) -> (Status, Buffer) {
-        let (result, buffer) = self.array.read(self.base_bytes + offset_bytes, buffer).await;
-        (status(result), buffer)
+    ///
+    /// # Errors
+    /// What the host is told.
+    pub async fn read(&self, offset_bytes: u64, buffer: Buffer) -> Result<Buffer, Status> {
+        let read = self.array.read(self.base_bytes + offset_bytes, buffer).await;
+        read.map_err(|unread| status(Err(unread.error)))
     }
 
     /// Writes the data to the volume.
@@ -133,7 +150,9 @@ fn status(result: Result<(), ArrayError>) -> Status {
     match result {
         Ok(()) => Status::SUCCESS,
         Err(ArrayError::OutOfRange) => Generic::LbaOutOfRange.into(),
-        Err(ArrayError::ReadFailed { .. }) => Media::UnrecoveredReadError.into(),
+        Err(ArrayError::ReadFailed { .. } | ArrayError::Unrecovered { .. }) => {
+            Media::UnrecoveredReadError.into()
+        }
         Err(ArrayError::WriteFailed { .. }) => Media::WriteFault.into(),
         Err(ArrayError::NoSpace { .. }) => Generic::CapacityExceeded.into(),
         Err(ArrayError::NotReady) => Generic::NamespaceNotReady.into(),

@@ -54,11 +54,20 @@ impl Setup {
         Self::new().memory_array("a", level, members, member_mib).namespace(1, "a", 4096)
     }
 
-    /// One array of this level over files, as namespace 1 with blocks of 4096 bytes.
+    /// One array of this level over files, as namespace 1 with blocks of 4096 bytes. Members that
+    /// are missing are not waited for.
     pub fn files(level: &str, directory: &Path, files: &[&str]) -> Self {
+        Self::files_with(level, directory, files, "")
+    }
+
+    /// The same with further keys of the array, such as `consistency: resync`.
+    pub fn files_with(level: &str, directory: &Path, files: &[&str], more: &str) -> Self {
         let paths: Vec<_> = files.iter().map(|file| quoted(&directory.join(file))).collect();
         let state = format!("state_dir: {}\n", quoted(&directory.join("state")));
-        Self::new().array("a", level, &paths.join(", ")).namespace(1, "a", 4096).setting(&state)
+        let comma = if more.is_empty() { "" } else { ", " };
+        let keys = format!("degraded_wait: 0s{comma}{more}");
+        let setup = Self::new().array_with("a", level, &paths.join(", "), &keys);
+        setup.namespace(1, "a", 4096).setting(&state)
     }
 
     /// An array over members in memory.
@@ -77,14 +86,21 @@ impl Setup {
 
     /// An array with these members, written as in YAML.
     #[must_use]
-    pub fn array(mut self, name: &str, level: &str, members: &str) -> Self {
+    pub fn array(self, name: &str, level: &str, members: &str) -> Self {
+        self.array_with(name, level, members, "")
+    }
+
+    /// The same with further keys, such as `consistency: resync`.
+    #[must_use]
+    pub fn array_with(mut self, name: &str, level: &str, members: &str, more: &str) -> Self {
+        let comma = if more.is_empty() { "" } else { ", " };
         let chunk = match level {
             "raid1" => String::new(),
             _ => format!("chunk: {}, ", self.chunk),
         };
         let _ = writeln!(
             self.arrays,
-            "  - {{ name: {name}, level: {level}, {chunk}members: [{members}] }}"
+            "  - {{ name: {name}, level: {level}, {chunk}members: [{members}]{comma}{more} }}"
         );
         self
     }
@@ -167,7 +183,9 @@ impl Setup {
         let text = self.yaml();
         let loaded = config::parse(Path::new("test.yaml"), &text)
             .unwrap_or_else(|error| panic!("{error}\n{text}"));
-        let drives = loaded.drives().unwrap_or_else(|error| panic!("{error}"));
+        let drives = loaded
+            .drives(raidfabric::config::drives::Absence::Refused)
+            .unwrap_or_else(|error| panic!("{error}"));
         // Threads are named and pinned by this list. Where there are fewer processors than a test
         // wants cores, some share one.
         let available = Available::read().unwrap();

@@ -1,5 +1,6 @@
 //! What goes wrong with a request to an array, in the words of the array.
 
+use crate::buffer::Buffer;
 use crate::drive::DriveError;
 
 /// Why an array did not do what it was asked.
@@ -15,6 +16,13 @@ pub enum ArrayError {
         slot: usize,
         /// What it said.
         error: DriveError,
+    },
+    /// No member has the data any more: it was lost while too many could not be read. It can be
+    /// written again.
+    #[error("the data at {offset_bytes} of the array is lost until it is written again")]
+    Unrecovered {
+        /// Where in the array.
+        offset_bytes: u64,
     },
     /// The data may not be on every member that has to hold it.
     #[error("the write failed: {0}")]
@@ -32,6 +40,22 @@ pub enum ArrayError {
     NotReady,
 }
 
+/// A read that failed, and its buffer.
+#[derive(Debug)]
+pub struct Unread {
+    /// Why.
+    pub error: ArrayError,
+    /// The buffer, whose contents mean nothing; none if a drive that did not answer in time still
+    /// has it.
+    pub buffer: Option<Buffer>,
+}
+
+impl Unread {
+    pub(super) fn new(error: ArrayError, buffer: Buffer) -> Self {
+        Self { error, buffer: Some(buffer) }
+    }
+}
+
 /// Why a write or a flush failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WriteFailure {
@@ -46,9 +70,10 @@ pub enum WriteFailure {
     /// The array has failed before; it takes no more writes.
     #[error("the array has failed and takes no more writes")]
     ArrayFailed,
-    /// The members' superblocks could not be marked as in use, so nothing was written.
-    #[error("the members could not be marked as in use")]
-    NotActivated,
+    /// A drive came back without power, and with it what it had in its cache may be gone. Flushes
+    /// after this one say nothing of it.
+    #[error("a drive has lost power, and what was written and not flushed may be gone")]
+    CacheLost,
     /// The core that had to do it has stopped serving the array.
     #[error("the core that owns the range has stopped")]
     OwnerStopped,
@@ -92,6 +117,25 @@ pub enum SetupError {
         offset_bytes: u64,
         /// The drive's block size.
         block_bytes: u32,
+    },
+    /// A slot whose member is in use has no drive.
+    #[error("member {slot} is in use but has no drive")]
+    NoDrive {
+        /// Slot of the member.
+        slot: usize,
+    },
+    /// A drive's blocks are larger than the array was served with so far.
+    #[error(
+        "the drive for member {slot} has blocks of {block_bytes} bytes, the array is served with \
+         {array_bytes}: restart the array to use it"
+    )]
+    BlockSize {
+        /// Slot of the member.
+        slot: usize,
+        /// The drive's block size.
+        block_bytes: u32,
+        /// The array's.
+        array_bytes: u32,
     },
     /// The core's mesh has another number of cores than the array was made for.
     #[error("the array is for {expected} cores, the mesh has {cores}")]

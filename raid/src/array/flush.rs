@@ -15,6 +15,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
 use crate::drive::DriveError;
+use crate::mutation::mutation;
 
 /// The error number that stands for a flush nobody saw the end of (`ECANCELED`).
 const ABANDONED: DriveError = DriveError::Io { errno: 125 };
@@ -73,6 +74,9 @@ impl SharedFlush {
         .await;
         if let Some(mut turn) = turn {
             turn.result = flush().await;
+            if mutation!("believe-flush-after-failure") {
+                turn.result = Ok(());
+            }
         }
         self.state().failed.map_or(Ok(()), Err)
     }

@@ -4,9 +4,10 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::shared::{IN_SYNC, MemberCounters, Shared};
+use super::agreement::IN_SYNC;
+use super::shared::{MemberCounters, Shared};
 use super::write::Armed;
-use crate::buffer::{Buffer, SharedBuffer};
+use crate::buffer::SharedBuffer;
 use crate::drive::{Drive, DriveError};
 
 /// "Operation not supported".
@@ -14,17 +15,20 @@ const EOPNOTSUPP: i32 = 95;
 
 /// What a member said no to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct MemberError {
-    pub(super) slot: usize,
-    pub(super) error: DriveError,
+pub(in crate::array) struct MemberError {
+    pub(in crate::array) slot: usize,
+    pub(in crate::array) error: DriveError,
 }
 
-/// One member on one core.
+/// One member on one core. Operations hold it, so that the slot can get another drive while they
+/// are under way.
 pub(super) struct Member<D> {
     drive: D,
     slot: usize,
     data_offset_bytes: u64,
     has_volatile_cache: bool,
+    /// Hosts were told that what is acknowledged is safe: every write must be.
+    always_fua: bool,
     reads_under_way: Cell<u32>,
     /// Where the newest read ends: a read that begins there continues a stream.
     next_sequential: Cell<u64>,
@@ -33,24 +37,27 @@ pub(super) struct Member<D> {
 }
 
 impl<D: Drive> Member<D> {
-    pub(super) fn new(drive: D, slot: usize, data_offset_bytes: u64) -> Self {
+    pub(super) fn new(drive: D, slot: usize, data_offset_bytes: u64, always_fua: bool) -> Self {
+        let has_volatile_cache = drive.has_volatile_cache();
         Self {
-            has_volatile_cache: drive.has_volatile_cache(),
+            has_volatile_cache,
             drive,
             slot,
             data_offset_bytes,
+            always_fua: always_fua && has_volatile_cache,
             reads_under_way: Cell::new(0),
             next_sequential: Cell::new(u64::MAX),
-            cannot_zero: Cell::new(false),
+            cannot_zero: Cell::new(always_fua && has_volatile_cache),
         }
     }
 
-    pub(super) fn slot(&self) -> usize {
-        self.slot
+    pub(super) fn late_operations(&self) -> usize {
+        self.drive.late_operations()
     }
 
-    pub(super) fn has_volatile_cache(&self) -> bool {
-        self.has_volatile_cache
+    /// It is out: nobody waits for it any longer.
+    pub(super) fn give_up(&self) {
+        self.drive.give_up();
     }
 
     pub(super) fn cannot_zero(&self) -> bool {
@@ -67,36 +74,47 @@ impl<D: Drive> Member<D> {
         self.next_sequential.get() == offset_bytes
     }
 
-    pub(super) async fn read(
-        &self,
-        shared: &Shared,
-        offset_bytes: u64,
-        buffer: Buffer,
-    ) -> (Result<(), MemberError>, Buffer) {
-        self.next_sequential.set(offset_bytes + buffer.len() as u64);
-        let under_way = UnderWay::count(&self.reads_under_way);
-        let (result, buffer) = self.drive.read(self.data_offset_bytes + offset_bytes, buffer).await;
-        drop(under_way);
-        (result.map_err(|error| self.count(shared, error, |counters| &counters.reads)), buffer)
+    /// The drive, for an operation on `offset_bytes` of the data area, and where that is on it.
+    /// (What is awaited is awaited by the caller: every layer of futures holds the buffer again.)
+    pub(super) fn drive_at(&self, offset_bytes: u64) -> (&D, u64) {
+        (&self.drive, self.data_offset_bytes + offset_bytes)
     }
 
-    pub(super) async fn write(
+    /// A read begins: it counts as under way until the answer is dropped.
+    pub(super) fn begin_read(&self, offset_bytes: u64, len_bytes: usize) -> UnderWay<'_> {
+        self.next_sequential.set(offset_bytes + len_bytes as u64);
+        UnderWay::count(&self.reads_under_way)
+    }
+
+    /// A read has failed.
+    pub(super) fn read_failed(&self, shared: &Shared, error: DriveError) {
+        self.count(shared, error, |counters| &counters.reads);
+    }
+
+    /// Whether a write must be durable when it completes.
+    pub(super) fn needs_fua(&self, fua: bool) -> bool {
+        (fua && self.has_volatile_cache) || self.always_fua
+    }
+
+    /// A write has failed.
+    pub(super) fn write_failed(&self, shared: &Shared, error: DriveError) -> MemberError {
+        // A drive that does not support writing has failed; only zeroing may be unsupported.
+        let error = match error {
+            DriveError::Unsupported => DriveError::Io { errno: EOPNOTSUPP },
+            error => error,
+        };
+        self.count_write(shared, error)
+    }
+
+    /// Writes durably at an offset of the drive, outside of its data area.
+    pub(super) async fn write_outside(
         &self,
         shared: &Shared,
-        offset_bytes: u64,
+        drive_offset_bytes: u64,
         data: SharedBuffer,
-        fua: bool,
     ) -> Result<(), MemberError> {
-        let fua = fua && self.has_volatile_cache;
-        let result = self.drive.write(self.data_offset_bytes + offset_bytes, data, fua).await;
-        result.map_err(|error| {
-            // A drive that does not support writing has failed; only zeroing may be unsupported.
-            let error = match error {
-                DriveError::Unsupported => DriveError::Io { errno: EOPNOTSUPP },
-                error => error,
-            };
-            self.count_write(shared, error)
-        })
+        let result = self.drive.write(drive_offset_bytes, data, self.has_volatile_cache).await;
+        result.map_err(|error| self.count_write(shared, error))
     }
 
     /// As [`Drive::write_zeroes`]; that it is not supported is remembered, and not counted as an
@@ -160,7 +178,7 @@ impl<D: Drive> Member<D> {
 }
 
 /// Counts something as under way until dropped.
-struct UnderWay<'a>(&'a Cell<u32>);
+pub(super) struct UnderWay<'a>(&'a Cell<u32>);
 
 impl<'a> UnderWay<'a> {
     fn count(counter: &'a Cell<u32>) -> Self {

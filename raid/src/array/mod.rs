@@ -3,63 +3,90 @@
 //! One [`Shared`] per array, and one [`Array`] per core and array, which has its own handles on
 //! the drives. A request goes in on the core where it arrived.
 //!
-//! * **Reads** go from there straight to a member, without any lock. Where all copies agree, the
-//!   copy is chosen by what this core has under way on the drives, and another one is read if it
-//!   cannot be read. Where they do not yet agree, only the first copy is read: no block may read
-//!   new and then old.
-//! * **Writes to levels with copies** are cut at shards; each piece is done by the core that owns
-//!   its shard, under a lock on its range there, so that two writes of the same blocks reach all
-//!   copies in the same order. RAID 0 writes go straight to the members: there, the order of
-//!   overlapping writes under way is the drive's.
-//! * **A write is acknowledged** when every copy has it. If a member cannot write, the array fails:
-//!   it takes no more writes, and reads only the first copy from the place concerned on. Lack of
-//!   space below a member fails only the write, after the copies were made equal again.
+//! * **Reads** go from there straight to a member, without any lock; among copies the one is
+//!   chosen by what this core has under way on the drives. What cannot be read so, or may differ
+//!   between copies, is read by the owner of its shard, which makes it good before it answers
+//!   (`read`).
+//! * **Writes to levels with redundancy** are cut at shards; each piece is done by the core that
+//!   owns its shard, under a lock on its range there, so that two writes of the same blocks reach
+//!   all copies in the same order (`write`). RAID 0 writes go straight to the members: there, the
+//!   order of overlapping writes under way is the drive's.
+//! * **A write is acknowledged** when every member that is in use has it, and every member that
+//!   failed to take it is durably recorded as failed (`membership`). Lack of space below a member
+//!   fails only the write, after the copies were made equal again.
 //! * **Flushes** are done by the core where they arrive, on all members: a drive's flush covers
 //!   what any core has written. Those that are wanted at the same time, on any core, are one.
+//! * **Failures.** A member that does not write, flush or answer is out, and commands go on. When
+//!   more fail than the level tolerates, the array has failed: writes fail (or wait, see
+//!   [`Shared::set_hold`]), reads go on where there is something to read.
 //!
-//! **Requests run to completion.** Once polled, the futures of `write`, `write_zeroes`,
-//! `deallocate`, `flush`, `serve` (while it serves) and `resync` must not be dropped before they
+//! **Requests run to completion.** Once polled, the futures of `read`, `write`, `write_zeroes`,
+//! `deallocate`, `flush`, `serve` (while it serves) and `recover` must not be dropped before they
 //! end: what they submitted is under way in the drives, and would be overtaken or its failure
-//! missed. Dropping one all the same fails the array. A host that goes away does not stop its
-//! writes; the target lets them end and then forgets the answer. Reads may be dropped any time.
-//!
-//! What is not here yet: members that fail without the array failing, parity, write-intent
-//! bitmaps. They will need the members' states per core, changed in epochs; today all members are
-//! in use for the life of an [`Array`].
+//! missed. Dropping one all the same fails the array if it had written. A host that goes away does
+//! not stop its commands; the target lets them end and then forgets the answer.
 
+mod agreement;
+mod bad_blocks;
 mod error;
+#[cfg(test)]
+mod failure_tests;
 mod fan;
 mod flush;
+mod intent;
 mod member;
-mod progress;
+mod membership;
 mod range_lock;
-mod resync;
+mod read;
+mod recovery;
 #[cfg(test)]
 mod resync_tests;
 mod shared;
+mod slots;
+mod stripe;
 #[cfg(test)]
 mod tests;
+mod timer;
+mod view;
 mod write;
 
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-pub use error::{ArrayError, SetupError, WriteFailure};
-pub use progress::{ResyncProgress, Stall};
-pub use resync::Timer;
-pub use shared::{Failure, IN_SYNC, Keeper, MemberErrors, NoKeeper, Settings, Shared, WriteState};
+pub use agreement::IN_SYNC;
+pub use bad_blocks::BadRange;
+pub use error::{ArrayError, SetupError, Unread, WriteFailure};
+pub use intent::{
+    IntentLayout, IntentPlaces, LogKind, LogLayout, LogPlace, RegionsKind, RegionsLayout,
+};
+pub use membership::{Failure, Keeper, MemberFault, MemberState, NoKeeper, Wanted};
+pub use recovery::{CheckMode, CheckReport, Limit, Mismatch, RecoveryState, RecoveryStatus};
+pub use shared::{MemberErrors, Settings, Shared, WriteState};
+pub use slots::SlotSet;
+pub use stripe::StripeStatistics;
+pub use timer::{CoreTimer, Timer};
+pub use view::View;
 pub use write::Call;
 
 use crate::buffer::{Buffer, Pool, SharedBuffer};
-use crate::drive::{Drive, DriveError};
-use crate::geometry::{Extent, Geometry};
+use crate::drive::Drive;
+use crate::geometry::Geometry;
 use crate::mesh;
-use fan::fan_out;
-use member::{Member, MemberError};
+use member::Member;
+use membership::MapCopy;
 use range_lock::RangeLocks;
 
 /// The answer of a shard's owner.
-pub type Answer = Result<(), ArrayError>;
+pub struct Answer {
+    result: Done,
+    /// The buffer of a read.
+    buffer: Option<Buffer>,
+}
+
+/// Whether something is done.
+type Done = Result<(), ArrayError>;
 
 /// The kind of mesh that arrays call each other's cores through.
 pub type Endpoint = mesh::Endpoint<Call, Answer>;
@@ -70,34 +97,51 @@ const LOCKS: usize = 1024;
 /// Size of the buffer of zeros for members that cannot zero.
 const ZEROS_BYTES: usize = 64 << 10;
 
-/// A read that continues a stream may find this many more reads under way on its drive than on
-/// another before it moves there.
-const STREAM_BONUS: u32 = 4;
-
-/// What a read is told where every copy is on a member that may have lost writes: EIO.
-const LOST_WRITES_ERRNO: i32 = 5;
+/// A slot on one core: the drive in it, if there is one.
+type Slot<D> = RefCell<Option<Rc<Member<D>>>>;
 
 /// One core's part of an array. See the file's head.
 pub struct Array<D> {
     shared: Arc<Shared>,
-    /// By slot.
-    members: Box<[Member<D>]>,
+    members: Box<[Slot<D>]>,
+    /// This core's copy of the member map.
+    map: RefCell<Arc<MapCopy>>,
     endpoint: Rc<Endpoint>,
     pool: Pool,
+    timer: Rc<dyn CoreTimer>,
+    /// Parity levels have one.
+    stripe: Option<Box<stripe::Stripe>>,
     locks: RangeLocks,
+    likeness: recovery::Likeness,
     zeros: SharedBuffer,
     block_bytes: u32,
+    has_volatile_cache: bool,
+    /// Of [`Shared`]'s count of lost caches, those that a flush here has told of.
+    told_caches: Cell<u64>,
 }
 
 impl<D: Drive> Array<D> {
-    /// Puts a core's part together from its handles on the drives, in slot order. `pool` is where
-    /// buffers for background work come from.
+    /// Puts a core's part together from its handles on the drives, in slot order, all of them.
+    /// `pool` is where buffers for background work, and for repairs, come from.
     ///
     /// # Errors
     /// If drives and shape do not fit together, or the pool has no memory left.
     pub fn new(
         shared: Arc<Shared>,
         drives: Vec<D>,
+        endpoint: Rc<Endpoint>,
+        pool: Pool,
+    ) -> Result<Self, SetupError> {
+        Self::with_slots(shared, drives.into_iter().map(Some).collect(), endpoint, pool)
+    }
+
+    /// The same with empty slots, which can be given a drive later.
+    ///
+    /// # Errors
+    /// As [`Self::new`]; and if a slot is empty whose member is in use.
+    pub fn with_slots(
+        shared: Arc<Shared>,
+        drives: Vec<Option<D>>,
         endpoint: Rc<Endpoint>,
         pool: Pool,
     ) -> Result<Self, SetupError> {
@@ -113,27 +157,54 @@ impl<D: Drive> Array<D> {
         let zeros_len = ZEROS_BYTES.min(pool.max_block_bytes());
         let mut zeros = pool.allocate(zeros_len).ok_or(SetupError::NoMemory)?;
         zeros.fill(0);
-        let block_bytes = drives.iter().map(Drive::block_size_bytes).max().unwrap_or(512);
-        let member = |(slot, drive)| {
-            let offset_bytes = Self::check_drive(&shared, slot, &drive)?;
-            Ok(Member::new(drive, slot, offset_bytes))
+        let present = || drives.iter().flatten();
+        let block_bytes = present().map(Drive::block_size_bytes).max().unwrap_or(512);
+        let has_volatile_cache = present().any(Drive::has_volatile_cache);
+        let map = shared.map();
+        let in_use = map.in_sync.or(map.rebuilding);
+        let slot = |(slot, drive): (usize, Option<D>)| {
+            let Some(drive) = drive else {
+                let is_empty = !in_use.contains(slot);
+                return is_empty.then(Slot::default).ok_or(SetupError::NoDrive { slot });
+            };
+            let offset_bytes =
+                shared.data_offset_bytes(slot).ok_or(SetupError::NoDataOffset { slot })?;
+            Self::check_drive(&shared, slot, &drive, offset_bytes)?;
+            let member = Member::new(drive, slot, offset_bytes, !has_volatile_cache);
+            Ok(RefCell::new(Some(Rc::new(member))))
         };
-        let members = drives.into_iter().enumerate().map(member).collect::<Result<_, _>>()?;
+        let members = drives.into_iter().enumerate().map(slot).collect::<Result<_, _>>()?;
+        let stripe = stripe::Stripe::new(shared.geometry()).map_err(|_| SetupError::NoMemory)?;
         Ok(Self {
             members,
+            map: RefCell::new(map),
             endpoint,
             pool,
+            timer: Rc::new(timer::Standstill),
+            stripe,
             locks: RangeLocks::new(LOCKS),
+            likeness: recovery::Likeness::new(),
             zeros: zeros.freeze(),
             block_bytes,
+            has_volatile_cache,
+            told_caches: Cell::new(shared.lost_caches.load(Ordering::SeqCst)),
             shared,
         })
     }
 
-    /// Whether a member's data area is within its drive and on its blocks; returns its start.
-    fn check_drive(shared: &Shared, slot: usize, drive: &D) -> Result<u64, SetupError> {
-        let offset_bytes =
-            shared.data_offset_bytes(slot).ok_or(SetupError::NoDataOffset { slot })?;
+    /// Gives it the core's clock; without one, time stands still for it.
+    #[must_use]
+    pub fn with_timer(self, timer: Rc<dyn CoreTimer>) -> Self {
+        Self { timer, ..self }
+    }
+
+    /// Whether a data area at `offset_bytes` is within the drive and on its blocks.
+    fn check_drive(
+        shared: &Shared,
+        slot: usize,
+        drive: &D,
+        offset_bytes: u64,
+    ) -> Result<(), SetupError> {
         let needed_bytes = offset_bytes.saturating_add(shared.geometry().component_bytes());
         let (size_bytes, block_bytes) = (drive.size_bytes(), drive.block_size_bytes());
         if size_bytes < needed_bytes {
@@ -142,7 +213,7 @@ impl<D: Drive> Array<D> {
         if block_bytes == 0 || !offset_bytes.is_multiple_of(u64::from(block_bytes)) {
             return Err(SetupError::Misaligned { slot, offset_bytes, block_bytes });
         }
-        Ok(offset_bytes)
+        Ok(())
     }
 
     /// What all cores know of the array.
@@ -162,163 +233,7 @@ impl<D: Drive> Array<D> {
 
     /// Whether acknowledged writes can be lost with the power until a flush.
     pub fn has_volatile_cache(&self) -> bool {
-        self.members.iter().any(Member::has_volatile_cache)
-    }
-
-    /// Reads `buffer.len()` bytes at `offset_bytes`. The buffer comes back in any case; its
-    /// contents mean nothing after an error.
-    ///
-    /// # Errors
-    /// `OutOfRange`, or `ReadFailed` if no copy can be read.
-    pub async fn read(
-        &self,
-        offset_bytes: u64,
-        buffer: Buffer,
-    ) -> (Result<(), ArrayError>, Buffer) {
-        let len_bytes = buffer.len() as u64;
-        if let Err(error) = self.check_range(offset_bytes, len_bytes) {
-            return (Err(error), buffer);
-        }
-        self.shared.count_read(self.endpoint.core());
-        let geometry = self.shared.geometry();
-        let mut extents = geometry.extents(offset_bytes, len_bytes);
-        let count = geometry.extent_count(offset_bytes, len_bytes) as usize;
-        if count <= 1 {
-            return match extents.next() {
-                Some(extent) => self.read_extent(offset_bytes, extent, buffer).await,
-                None => (Ok(()), buffer),
-            };
-        }
-        // Each extent reads into its own part of the buffer; the parts are joined again in order.
-        let mut rest = buffer;
-        let parts = extents.map(|extent| {
-            let tail = rest.split_off(extent.len_bytes as usize);
-            let part = std::mem::replace(&mut rest, tail);
-            self.read_extent(offset_bytes + extent.position_bytes, extent, part)
-        });
-        let mut result = Ok(());
-        let mut whole: Option<Buffer> = None;
-        fan_out(count, parts, |(part_result, part)| {
-            result = result.and(part_result);
-            match &mut whole {
-                None => whole = Some(part),
-                Some(whole) => {
-                    let joined = whole.unsplit(part);
-                    debug_assert!(joined.is_ok(), "the parts of a buffer are adjacent");
-                }
-            }
-        })
-        .await;
-        (result, whole.unwrap_or(rest))
-    }
-
-    async fn read_extent(
-        &self,
-        offset_bytes: u64,
-        extent: Extent,
-        buffer: Buffer,
-    ) -> (Result<(), ArrayError>, Buffer) {
-        if self.shared.has_suspects() {
-            return Box::pin(self.read_trusted_copy(offset_bytes, extent, buffer)).await;
-        }
-        let copy = self.choose_copy(offset_bytes, &extent);
-        let place = extent.place(copy);
-        let member = &self.members[place.slot];
-        let (result, buffer) = member.read(&self.shared, place.offset_bytes, buffer).await;
-        // A flush that failed meanwhile: what was read may lack what that member has lost.
-        if self.shared.has_suspects() {
-            return Box::pin(self.read_trusted_copy(offset_bytes, extent, buffer)).await;
-        }
-        match result {
-            Ok(()) => (Ok(()), buffer),
-            // Rare, so boxed to keep every read's future small.
-            Err(failed) => {
-                Box::pin(self.read_other_copies(offset_bytes, copy, failed, buffer)).await
-            }
-        }
-    }
-
-    /// Reads in an array that has failed: from the first copy whose member has neither failed a
-    /// write nor a flush. A member that has may show what was there before, and two copies of a
-    /// write that failed may differ, so that only one is ever read.
-    async fn read_trusted_copy(
-        &self,
-        offset_bytes: u64,
-        extent: Extent,
-        buffer: Buffer,
-    ) -> (Result<(), ArrayError>, Buffer) {
-        let end_bytes = offset_bytes + extent.len_bytes;
-        let known = if self.copies_agree(end_bytes) { extent.copies } else { 1 };
-        let trusted = (0..known)
-            .map(|copy| extent.place(copy))
-            .find(|place| !self.shared.is_suspect(place.slot));
-        let Some(place) = trusted else {
-            let slot = extent.place(0).slot;
-            let error = DriveError::Io { errno: LOST_WRITES_ERRNO };
-            return (Err(ArrayError::ReadFailed { slot, error }), buffer);
-        };
-        let member = &self.members[place.slot];
-        let (result, buffer) = member.read(&self.shared, place.offset_bytes, buffer).await;
-        let result = result
-            .map_err(|failed| ArrayError::ReadFailed { slot: failed.slot, error: failed.error });
-        (result, buffer)
-    }
-
-    /// Reads a range that is one extent from another copy than `tried`, which `failed`.
-    async fn read_other_copies(
-        &self,
-        offset_bytes: u64,
-        tried: usize,
-        mut failed: MemberError,
-        mut buffer: Buffer,
-    ) -> (Result<(), ArrayError>, Buffer) {
-        let len_bytes = buffer.len() as u64;
-        let extent = self.shared.geometry().extents(offset_bytes, len_bytes).next();
-        let places = extent.into_iter().flat_map(|extent| {
-            let others = (0..extent.copies).filter(move |&copy| copy != tried);
-            others.map(move |copy| extent.place(copy))
-        });
-        for place in places {
-            // Asked each time: the copies may have ceased to agree meanwhile.
-            if !self.copies_agree(offset_bytes + len_bytes) {
-                break;
-            }
-            let member = &self.members[place.slot];
-            let result;
-            (result, buffer) = member.read(&self.shared, place.offset_bytes, buffer).await;
-            match result {
-                Ok(()) => {
-                    self.shared.count_read_from_other_copy();
-                    return (Ok(()), buffer);
-                }
-                Err(error) => failed = error,
-            }
-        }
-        (Err(ArrayError::ReadFailed { slot: failed.slot, error: failed.error }), buffer)
-    }
-
-    /// Whether all copies of everything below `end_bytes` agree.
-    fn copies_agree(&self, end_bytes: u64) -> bool {
-        end_bytes <= self.shared.resync_position_bytes()
-    }
-
-    /// The copy to read: the one on the drive with the fewest reads of this core under way, with
-    /// some preference for the drive that has just read what is right before. Equal ones take
-    /// turns by shard.
-    fn choose_copy(&self, offset_bytes: u64, extent: &Extent) -> usize {
-        if extent.copies == 1 || !self.copies_agree(offset_bytes + extent.len_bytes) {
-            return 0;
-        }
-        let start = (self.shared.geometry().shard_of(offset_bytes) % extent.copies as u64) as usize;
-        let cost = |copy: usize| {
-            let place = extent.place(copy);
-            let member = &self.members[place.slot];
-            let penalty =
-                if member.continues_stream(place.offset_bytes) { 0 } else { STREAM_BONUS };
-            member.reads_under_way() + penalty
-        };
-        let copies = (start..extent.copies).chain(0..start);
-        copies.min_by_key(|&copy| cost(copy)).unwrap_or(0)
+        self.has_volatile_cache
     }
 
     fn check_range(&self, offset_bytes: u64, len_bytes: u64) -> Result<(), ArrayError> {

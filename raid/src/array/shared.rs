@@ -1,62 +1,42 @@
 //! What all cores and the control plane know of one array: its shape, whether it may be written,
-//! how far its copies agree, and what went wrong.
+//! and what is counted. The rest of it: the members' states and what has to be recorded of them
+//! (`membership`), and how far copies agree (`agreement`).
 //!
 //! **Writing.** Before the first write after a clean stop the members' superblocks must say
-//! "active"; the control plane does that when the [`Keeper`] asks. The states:
+//! "active"; the control plane does that when the [`Keeper`] is woken. The states:
 //! ```text
-//!   Clean ──first write──▶ Requested ──set_active──▶ Active
-//!     ▲                        │
-//!     └──────fail_active───────┘          any ──fail──▶ Failed,  any but Failed ──stop_writes──▶ Stopped
+//!   Clean ──first write──▶ Requested ──recorded──▶ Active
+//!     ▲                        │                      │
+//!     ├─────record_failed──────┘                      │
+//!     └──────────────────────try_clean────────────────┘
+//!   any ──more members lost than the level tolerates──▶ Failed
+//!   any but Failed ──stop_writes──▶ Stopped
 //! ```
 //! A write counts itself on its core *before* it looks at the state, and the one who stops writes
 //! changes the state *before* it looks at the counts, all sequentially consistent: so when
 //! [`Shared::writes_in_flight`] is 0 after [`Shared::stop_writes`], no write is under way and none
-//! will be, and the superblocks may be marked clean after a flush.
-//!
-//! **Agreement of copies.** Below the *resync position* all copies are equal except for writes
-//! under way; from there on only the first copy counts. The position advances as the resync
-//! passes, and falls when a write has left copies unequal ([`Shared::require_resync`]).
+//! will be, and the superblocks may be marked clean after a flush. [`Shared::try_clean`] does the
+//! same and goes back if a write is under way.
 //!
 //! Nothing here does I/O or knows the time. Locks are held for a few instructions and only where
-//! something rare happens; requests in the normal state touch atomics of their own core only.
+//! something rare happens; requests in the normal state touch atomics of their own core only, and
+//! read one line that all cores share and hardly anybody writes.
 
 use std::future::poll_fn;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
-use std::time::Duration;
 
+use super::agreement::{self, IN_SYNC};
+use super::bad_blocks::BadRange;
 use super::error::{ArrayError, WriteFailure};
 use super::flush::SharedFlush;
-use super::progress::{Progress, ResyncProgress, Stall};
-use crate::drive::DriveError;
+use super::intent::{Intent, IntentLayout};
+use super::membership::{Keeper, MemberState, Membership};
+use super::recovery::{Control, Limits};
+use super::stripe::{StripeCounters, StripeStatistics};
 use crate::geometry::Geometry;
-
-/// The resync position of an array whose copies agree everywhere.
-pub const IN_SYNC: u64 = u64::MAX;
-
-/// Makes an array's state durable; implemented by the control plane. Calls come from data cores,
-/// return at once, and are rare.
-pub trait Keeper: Send + Sync {
-    /// Make "active" durable in the superblock of every member, then call [`Shared::set_active`],
-    /// or [`Shared::fail_active`] if a member cannot take it.
-    fn request_active(&self);
-
-    /// Record that all copies agree below `position_bytes` of the array ([`IN_SYNC`]: everywhere).
-    /// All members have been flushed since. What is recorded counts only if the array is stopped
-    /// cleanly: after a crash the writes under way may have left copies unequal anywhere.
-    fn checkpoint_resync(&self, position_bytes: u64);
-}
-
-/// The keeper of arrays without superblocks (memory members): nothing outlives the process.
-/// Such arrays are made with [`Settings::active`].
-#[derive(Clone, Copy, Debug, Default)]
-pub struct NoKeeper;
-
-impl Keeper for NoKeeper {
-    fn request_active(&self) {}
-    fn checkpoint_resync(&self, _position_bytes: u64) {}
-}
+use crate::mutation::mutation;
 
 /// From what the shared part of an array is made.
 pub struct Settings {
@@ -72,10 +52,46 @@ pub struct Settings {
     pub cores: usize,
     /// Whether the superblocks already say "active".
     pub active: bool,
-    /// Below this all copies agree; [`IN_SYNC`] if everywhere. Ignored for levels without copies.
+    /// Below this all copies agree, or parity can be trusted; [`IN_SYNC`] if everywhere. Ignored
+    /// for levels without redundancy.
     pub resync_position_bytes: u64,
+    /// The members' states by slot, as the superblocks say; nothing: all are in sync.
+    pub members: Vec<MemberState>,
+    /// Where the rebuild of the members that are being rebuilt goes on.
+    pub rebuild_from: Option<u64>,
+    /// The members' bad blocks by slot; nothing: none has any.
+    pub bad_blocks: Vec<Vec<BadRange>>,
+    /// Read errors of a member within an hour at which it is failed; at least 1.
+    pub read_error_limit: u32,
+    /// Where the write intent is kept.
+    pub intent: IntentLayout,
     /// Makes state durable.
     pub keeper: Arc<dyn Keeper>,
+}
+
+impl Settings {
+    /// Read errors of a member within an hour at which it is failed, unless said otherwise.
+    pub const READ_ERROR_LIMIT: u32 = 20;
+
+    /// The settings of an array on one core that is active, in sync and complete, which nobody
+    /// keeps the state of, and whose data areas begin where the drives do.
+    pub fn new(geometry: Geometry) -> Self {
+        Self {
+            service: 0,
+            uuid: [0; 16],
+            geometry,
+            data_offsets_bytes: vec![0; geometry.members()],
+            cores: 1,
+            active: true,
+            resync_position_bytes: IN_SYNC,
+            members: Vec::new(),
+            rebuild_from: None,
+            bad_blocks: Vec::new(),
+            read_error_limit: Self::READ_ERROR_LIMIT,
+            intent: IntentLayout::NONE,
+            keeper: Arc::new(super::membership::NoKeeper),
+        }
+    }
 }
 
 /// Whether the array may be written.
@@ -88,7 +104,7 @@ pub enum WriteState {
     Requested = 1,
     /// The superblocks say "active".
     Active = 2,
-    /// A write or flush failed. Final.
+    /// More members are lost than the level tolerates: it takes no more writes.
     Failed = 3,
     /// Writes are not taken any more, because the array is being stopped.
     Stopped = 4,
@@ -104,30 +120,6 @@ impl WriteState {
             _ => Self::Failed,
         }
     }
-}
-
-/// What made the array fail: the first one counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Failure {
-    /// A member did not write.
-    #[error("member {slot} did not write: {error}")]
-    Write {
-        /// Its slot.
-        slot: usize,
-        /// What it said.
-        error: DriveError,
-    },
-    /// A member did not flush: what it had acknowledged may be lost.
-    #[error("member {slot} did not flush, written data may be lost: {error}")]
-    Flush {
-        /// Its slot.
-        slot: usize,
-        /// What it said.
-        error: DriveError,
-    },
-    /// A request was dropped while its writes or its flush were under way, so their end is unknown.
-    #[error("a write or flush was abandoned while under way")]
-    Abandoned,
 }
 
 /// What happened to one member, counted since the start.
@@ -149,8 +141,6 @@ pub(super) struct MemberCounters {
     pub(super) writes: AtomicU64,
     pub(super) flushes: AtomicU64,
     pub(super) no_space: AtomicU64,
-    /// It did not write or flush, so that it may lack what other copies have.
-    suspect: AtomicBool,
 }
 
 /// What a core counts; written by that core only, on cache lines of its own.
@@ -160,40 +150,50 @@ struct CoreCounters {
     reads: AtomicU64,
     writes_begun: AtomicU64,
     writes_ended: AtomicU64,
+    stripes: StripeCounters,
+}
+
+/// What every request looks at; on cache lines of its own, because it hardly ever changes.
+#[repr(align(128))]
+pub(super) struct Hot {
+    /// Counts the changes of the member map, of bad blocks, and falls of the resync position.
+    pub(super) epoch: AtomicU64,
+    /// The newest version that a write depends on, see [`Shared::settled`].
+    pub(super) map_version: AtomicU64,
+    /// The newest version that is recorded.
+    pub(super) recorded: AtomicU64,
+    pub(super) resync_position: AtomicU64,
+    /// Below this, members that are being rebuilt hold what they should.
+    pub(super) rebuild_position: AtomicU64,
+    pub(super) state: AtomicU8,
 }
 
 /// See the file's head. One per array, behind an `Arc`.
 pub struct Shared {
     service: u16,
     uuid: [u8; 16],
-    geometry: Geometry,
+    pub(super) geometry: Geometry,
     data_offsets_bytes: Box<[u64]>,
-    keeper: Arc<dyn Keeper>,
-    state: AtomicU8,
-    resync_position: AtomicU64,
+    pub(super) keeper: Arc<dyn Keeper>,
+    pub(super) hot: Hot,
+    pub(super) intent: Intent,
     cores: Box<[CoreCounters]>,
     members: Box<[MemberCounters]>,
-    /// Whether any member is suspect: asked by every read.
-    has_suspects: AtomicBool,
-    flushes: Box<[SharedFlush]>,
+    /// By slot; a new one with every new drive.
+    flushes: Box<[Mutex<Arc<SharedFlush>>]>,
     /// Reads that another copy answered after a read error.
     reads_from_other_copies: AtomicU64,
-    pub(super) resync_min_rate: AtomicU64,
-    pub(super) resync_max_rate: AtomicU64,
-    pub(super) checkpoint_interval: AtomicU64,
+    /// How often a drive came back whose cache may be lost.
+    pub(super) lost_caches: AtomicU64,
+    pub(super) read_error_limit: u32,
+    pub(super) limits: Limits,
     rare: Mutex<Rare>,
 }
 
 /// State that changes rarely.
-struct Rare {
-    failure: Option<Failure>,
-    /// How often [`Shared::fail_active`] was called.
-    failed_activations: u64,
-    /// The lowest offset that [`Shared::require_resync`] named since the resync began its present
-    /// step.
-    resync_required_from: u64,
-    resync_stopped: bool,
-    progress: Progress,
+pub(super) struct Rare {
+    pub(super) membership: Membership,
+    pub(super) recovery: Control,
     /// Everybody who waits for anything here to change.
     wakers: Vec<Waker>,
 }
@@ -213,34 +213,41 @@ impl Drop for WritePermit<'_> {
 impl Shared {
     /// The shared part of an array.
     pub fn new(settings: Settings) -> Arc<Self> {
+        let membership = Membership::new(&settings);
         let Settings { geometry, active, .. } = settings;
         let position = settings.resync_position_bytes;
-        let in_sync = geometry.copies() == 1 || position >= geometry.capacity_bytes();
-        let state = if active { WriteState::Active } else { WriteState::Clean };
+        let in_sync = !agreement::can_differ(&geometry) || position >= geometry.capacity_bytes();
+        let state = match active {
+            _ if membership.has_failed() => WriteState::Failed,
+            true => WriteState::Active,
+            false => WriteState::Clean,
+        };
+        let flush = |_| Mutex::new(Arc::new(SharedFlush::new()));
+        let is_degraded = membership.is_degraded();
+        let intent = Intent::new(&geometry, &settings.intent, is_degraded);
         Arc::new(Self {
             service: settings.service,
             uuid: settings.uuid,
             geometry,
             data_offsets_bytes: settings.data_offsets_bytes.into_boxed_slice(),
             keeper: settings.keeper,
-            state: AtomicU8::new(state as u8),
-            resync_position: AtomicU64::new(if in_sync { IN_SYNC } else { position }),
+            hot: Hot {
+                epoch: AtomicU64::new(1),
+                map_version: AtomicU64::new(0),
+                recorded: AtomicU64::new(0),
+                resync_position: AtomicU64::new(if in_sync { IN_SYNC } else { position }),
+                rebuild_position: AtomicU64::new(settings.rebuild_from.unwrap_or(0)),
+                state: AtomicU8::new(state as u8),
+            },
+            intent,
             cores: (0..settings.cores).map(|_| CoreCounters::default()).collect(),
             members: (0..geometry.members()).map(|_| MemberCounters::default()).collect(),
-            flushes: (0..geometry.members()).map(|_| SharedFlush::new()).collect(),
-            has_suspects: AtomicBool::new(false),
+            flushes: (0..geometry.members()).map(flush).collect(),
             reads_from_other_copies: AtomicU64::new(0),
-            resync_min_rate: AtomicU64::new(32 << 20),
-            resync_max_rate: AtomicU64::new(0),
-            checkpoint_interval: AtomicU64::new(1 << 30),
-            rare: Mutex::new(Rare {
-                failure: None,
-                failed_activations: 0,
-                resync_required_from: IN_SYNC,
-                resync_stopped: false,
-                progress: Progress::default(),
-                wakers: Vec::new(),
-            }),
+            lost_caches: AtomicU64::new(0),
+            read_error_limit: settings.read_error_limit.max(1),
+            limits: Limits::default(),
+            rare: Mutex::new(Rare { membership, recovery: Control::default(), wakers: Vec::new() }),
         })
     }
 
@@ -269,23 +276,19 @@ impl Shared {
         self.data_offsets_bytes.get(slot).copied()
     }
 
-    pub(super) fn keeper(&self) -> &dyn Keeper {
-        &*self.keeper
-    }
-
-    fn rare(&self) -> MutexGuard<'_, Rare> {
+    pub(super) fn rare(&self) -> MutexGuard<'_, Rare> {
         // Every change under this lock is complete at any point where it could panic.
         self.rare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wake_all(mut rare: MutexGuard<'_, Rare>) {
+    pub(super) fn wake_all(mut rare: MutexGuard<'_, Rare>) {
         let wakers = std::mem::take(&mut rare.wakers);
         drop(rare);
         wakers.into_iter().for_each(Waker::wake);
     }
 
     /// Waits until `check` has an answer; it is asked again whenever something changed.
-    async fn wait_for<T>(&self, mut check: impl FnMut(&Rare) -> Option<T>) -> T {
+    pub(super) async fn wait_for<T>(&self, mut check: impl FnMut(&Rare) -> Option<T>) -> T {
         poll_fn(|cx| {
             let mut rare = self.rare();
             match check(&rare) {
@@ -306,37 +309,18 @@ impl Shared {
 impl Shared {
     /// Whether the array may be written.
     pub fn write_state(&self) -> WriteState {
-        WriteState::from_raw(self.state.load(Ordering::SeqCst))
-    }
-
-    /// Why the array failed, if it did.
-    pub fn failure(&self) -> Option<Failure> {
-        self.rare().failure
-    }
-
-    /// The superblocks of all members say "active".
-    pub fn set_active(&self) {
-        let rare = self.rare();
-        self.change_state(WriteState::Requested, WriteState::Active);
-        Self::wake_all(rare);
-    }
-
-    /// The superblocks could not be marked active: the writes that wait fail. The next write asks
-    /// again.
-    pub fn fail_active(&self) {
-        let mut rare = self.rare();
-        rare.failed_activations += 1;
-        self.change_state(WriteState::Requested, WriteState::Clean);
-        Self::wake_all(rare);
+        WriteState::from_raw(self.hot.state.load(Ordering::SeqCst))
     }
 
     /// Takes no more writes: they get [`ArrayError::NotReady`]. When [`Self::writes_in_flight`]
-    /// is 0 afterwards, the superblocks may be marked clean after a flush, unless the array failed.
+    /// is 0 afterwards, [`Self::try_clean`] has the superblocks marked clean, unless the array
+    /// failed.
     pub fn stop_writes(&self) {
-        let rare = self.rare();
+        let mut rare = self.rare();
         for from in [WriteState::Clean, WriteState::Requested, WriteState::Active] {
             self.change_state(from, WriteState::Stopped);
         }
+        rare.membership.stop();
         Self::wake_all(rare);
     }
 
@@ -349,55 +333,49 @@ impl Shared {
         begun - ended
     }
 
-    /// The array has failed: from now on no write and no flush succeeds.
-    pub(super) fn fail(&self, failure: Failure) {
+    /// Writes, on all cores, that have begun since the start, those of background work included:
+    /// while this stays the same nothing is written.
+    pub fn writes_begun(&self) -> u64 {
+        self.cores.iter().map(|core| core.writes_begun.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Has the superblocks marked clean if nothing is being written: from a pause (safe mode), or
+    /// for good after [`Self::stop_writes`]. False if a write is under way, the array has failed,
+    /// or it is clean already. The keeper calls this; whoever records the result flushes all
+    /// members first.
+    pub fn try_clean(&self) -> bool {
+        // Writes that find the array clean wait for this lock before they do anything.
         let mut rare = self.rare();
-        if let Failure::Write { slot, .. } | Failure::Flush { slot, .. } = failure
-            && let Some(counters) = self.members.get(slot)
-        {
-            counters.suspect.store(true, Ordering::SeqCst);
-            self.has_suspects.store(true, Ordering::SeqCst);
-        }
-        self.state.store(WriteState::Failed as u8, Ordering::SeqCst);
-        rare.failure.get_or_insert(failure);
-        Self::wake_all(rare);
-    }
-
-    /// Whether any member failed a write or a flush, and may lack what it acknowledged.
-    pub(super) fn has_suspects(&self) -> bool {
-        self.has_suspects.load(Ordering::Acquire)
-    }
-
-    /// Whether the member in `slot` did.
-    pub(super) fn is_suspect(&self, slot: usize) -> bool {
-        self.members.get(slot).is_some_and(|member| member.suspect.load(Ordering::Acquire))
-    }
-
-    /// To be called by whoever else flushes a member (the writer of its superblock) and is told
-    /// that the flush failed: what was written before may be lost, and the kernel says so once
-    /// only. No later flush of this member is believed; the array has failed.
-    pub fn fail_flush(&self, slot: usize, error: DriveError) {
-        let (Some(flush), Some(counters)) = (self.flushes.get(slot), self.members.get(slot)) else {
-            return;
+        let state = self.write_state();
+        let may = match state {
+            WriteState::Active => self.change_state(WriteState::Active, WriteState::Clean),
+            WriteState::Stopped => rare.membership.is_wanted_active(),
+            _ => false,
         };
-        counters.flushes.fetch_add(1, Ordering::Relaxed);
-        flush.fail(error);
-        self.fail(Failure::Flush { slot, error });
+        if may && self.writes_in_flight() > 0 {
+            if state == WriteState::Active {
+                self.change_state(WriteState::Clean, WriteState::Active);
+            }
+            return false;
+        }
+        if may {
+            let position = self.resync_position_bytes();
+            rare.membership.want_clean(position);
+            self.want(rare);
+        }
+        may
     }
 
-    fn change_state(&self, from: WriteState, to: WriteState) -> bool {
-        self.state
-            .compare_exchange(from as u8, to as u8, Ordering::SeqCst, Ordering::SeqCst)
-            .is_ok()
+    pub(super) fn change_state(&self, from: WriteState, to: WriteState) -> bool {
+        let state = &self.hot.state;
+        state.compare_exchange(from as u8, to as u8, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
     /// The right to write, once the array is active.
     pub(super) async fn begin_write(&self, core: usize) -> Result<WritePermit<'_>, ArrayError> {
         loop {
-            let counters = &self.cores[core];
-            counters.writes_begun.fetch_add(1, Ordering::SeqCst);
-            let permit = WritePermit { counters };
-            if self.write_state() == WriteState::Active {
+            let permit = self.count_write(core);
+            if self.write_state() == WriteState::Active || mutation!("write-before-active") {
                 return Ok(permit);
             }
             drop(permit);
@@ -405,157 +383,43 @@ impl Shared {
         }
     }
 
+    /// The right to make copies agree above the resync position, for which the superblocks need
+    /// not say "active": nothing is believed there after a crash either. None if the array takes
+    /// no more writes.
+    pub(super) fn begin_sync(&self, core: usize) -> Option<WritePermit<'_>> {
+        let permit = self.count_write(core);
+        let may = !matches!(self.write_state(), WriteState::Failed | WriteState::Stopped);
+        may.then_some(permit)
+    }
+
+    fn count_write(&self, core: usize) -> WritePermit<'_> {
+        let counters = &self.cores[core];
+        counters.writes_begun.fetch_add(1, Ordering::SeqCst);
+        WritePermit { counters }
+    }
+
     async fn wait_until_active(&self) -> Result<(), ArrayError> {
-        // In one step, so that a failure counted later is that of this or a later request.
-        let (failures, is_mine) = {
-            let rare = self.rare();
-            let is_mine = self.change_state(WriteState::Clean, WriteState::Requested);
-            (rare.failed_activations, is_mine)
-        };
-        if is_mine {
-            self.keeper.request_active();
-        }
-        self.wait_for(|rare| match self.write_state() {
-            _ if rare.failed_activations > failures => {
-                Some(Err(ArrayError::WriteFailed(WriteFailure::NotActivated)))
+        let failures = {
+            let mut rare = self.rare();
+            let failures = rare.membership.failed_records();
+            if self.change_state(WriteState::Clean, WriteState::Requested) {
+                rare.membership.want_active();
+                self.want(rare);
             }
+            failures
+        };
+        self.wait_for(|rare| match self.write_state() {
             WriteState::Active => Some(Ok(())),
             WriteState::Failed => Some(Err(ArrayError::WriteFailed(WriteFailure::ArrayFailed))),
             WriteState::Stopped => Some(Err(ArrayError::NotReady)),
-            // Clean: an activation failed before this one began to wait; ask again.
+            _ if rare.membership.failed_records() > failures => {
+                Some(Err(rare.membership.unrecorded()))
+            }
+            // Clean again: a pause or a failed record came before this one began to wait.
             WriteState::Clean => Some(Ok(())),
             WriteState::Requested => None,
         })
         .await
-    }
-}
-
-/// Agreement of the copies.
-impl Shared {
-    /// Below this offset all copies agree; [`IN_SYNC`] if they do everywhere.
-    pub fn resync_position_bytes(&self) -> u64 {
-        self.resync_position.load(Ordering::Acquire)
-    }
-
-    /// Whether all copies agree everywhere, or the level has only one.
-    pub fn is_in_sync(&self) -> bool {
-        self.resync_position_bytes() == IN_SYNC
-    }
-
-    /// Something at or above `offset_bytes` has left copies unequal: from there on the first copy
-    /// alone counts until a resync has passed again.
-    pub(super) fn require_resync(&self, offset_bytes: u64) {
-        if self.geometry.copies() == 1 {
-            return;
-        }
-        let mut rare = self.rare();
-        rare.resync_required_from = rare.resync_required_from.min(offset_bytes);
-        self.resync_position.fetch_min(offset_bytes, Ordering::AcqRel);
-        Self::wake_all(rare);
-    }
-
-    /// Begins a step of the resync at the present position, and returns it.
-    pub(super) fn begin_resync_step(&self) -> u64 {
-        self.rare().resync_required_from = IN_SYNC;
-        self.resync_position_bytes()
-    }
-
-    /// Ends the step that began at `from`: everything up to `to` agrees now, unless a write has
-    /// left copies unequal meanwhile; then the position stays (or has fallen), and the answer is
-    /// false.
-    pub(super) fn end_resync_step(&self, from: u64, to: u64) -> bool {
-        let rare = self.rare();
-        let undisturbed = rare.resync_required_from >= to;
-        if undisturbed {
-            let exchanged = self.resync_position.compare_exchange(
-                from,
-                to,
-                Ordering::AcqRel,
-                Ordering::Acquire,
-            );
-            debug_assert!(exchanged.is_ok(), "the position moved without a reason");
-            Self::wake_all(rare);
-        }
-        undisturbed
-    }
-
-    /// Waits until a resync is needed: true; or until it has to stop: false.
-    pub(super) async fn resync_needed(&self) -> bool {
-        self.wait_for(|rare| match () {
-            () if rare.resync_stopped || rare.failure.is_some() => Some(false),
-            () if !self.is_in_sync() => Some(true),
-            () => None,
-        })
-        .await
-    }
-
-    /// Waits until all copies agree (true), or the array has failed or the resync was stopped.
-    pub async fn wait_in_sync(&self) -> bool {
-        self.wait_for(|rare| match () {
-            () if self.is_in_sync() => Some(true),
-            () if rare.resync_stopped || rare.failure.is_some() => Some(false),
-            () => None,
-        })
-        .await
-    }
-
-    /// Lets the resync end at its next step, with a last checkpoint.
-    pub fn stop_resync(&self) {
-        let mut rare = self.rare();
-        rare.resync_stopped = true;
-        Self::wake_all(rare);
-    }
-
-    /// Waits until the resync has to stop.
-    pub(super) async fn resync_stop(&self) {
-        self.wait_for(|rare| (rare.resync_stopped || rare.failure.is_some()).then_some(())).await;
-    }
-
-    pub(super) fn must_resync_stop(&self) -> bool {
-        let rare = self.rare();
-        rare.resync_stopped || rare.failure.is_some()
-    }
-
-    /// Sets how fast a resync goes: at least `min_bytes_per_second` while the host is busy, and at
-    /// most `max_bytes_per_second` at any time (none: as fast as it can).
-    pub fn set_resync_rates(&self, min_bytes_per_second: u64, max_bytes_per_second: Option<u64>) {
-        self.resync_min_rate.store(min_bytes_per_second.max(1), Ordering::Relaxed);
-        self.resync_max_rate.store(max_bytes_per_second.unwrap_or(0), Ordering::Relaxed);
-    }
-
-    /// Sets how much is synced between two checkpoints.
-    pub fn set_checkpoint_interval(&self, bytes: u64) {
-        self.checkpoint_interval.store(bytes.max(1), Ordering::Relaxed);
-    }
-
-    /// How far the resync is, if one is under way. `now` is on the clock that the resync was given.
-    pub fn resync_progress(&self, now: Duration) -> Option<ResyncProgress> {
-        let position = self.resync_position_bytes();
-        if position == IN_SYNC {
-            return None;
-        }
-        Some(self.rare().progress.report(now, position, self.geometry.capacity_bytes()))
-    }
-
-    pub(super) fn resync_started(&self, now: Duration) {
-        self.rare().progress.start(now, self.resync_position_bytes());
-    }
-
-    pub(super) fn resync_did(&self, now: Duration, bytes: u64) {
-        self.rare().progress.add(now, bytes);
-    }
-
-    pub(super) fn resync_stalls(&self, stall: Stall) {
-        self.rare().progress.stall(stall);
-    }
-
-    /// Resyncs that have been completed since the start.
-    pub fn resyncs_completed(&self) -> u64 {
-        self.rare().progress.completed()
-    }
-
-    pub(super) fn resync_completed(&self) {
-        self.rare().progress.complete();
     }
 }
 
@@ -575,8 +439,20 @@ impl Shared {
         &self.members[slot]
     }
 
-    pub(super) fn member_flush(&self, slot: usize) -> &SharedFlush {
-        &self.flushes[slot]
+    /// The sequence of flushes of the drive that is in the slot now.
+    pub(super) fn member_flush(&self, slot: usize) -> Arc<SharedFlush> {
+        Arc::clone(&self.flushes[slot].lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Another drive comes into the slot: what became of the old one's flushes and errors is not
+    /// the new one's.
+    pub(super) fn forget_drive(&self, slot: usize) {
+        *self.flushes[slot].lock().unwrap_or_else(PoisonError::into_inner) =
+            Arc::new(SharedFlush::new());
+        let MemberCounters { reads, writes, flushes, no_space } = &self.members[slot];
+        for counter in [reads, writes, flushes, no_space] {
+            counter.store(0, Ordering::Relaxed);
+        }
     }
 
     /// Reads that another copy answered after a read error.
@@ -586,6 +462,15 @@ impl Shared {
 
     pub(super) fn count_read_from_other_copy(&self) {
         self.reads_from_other_copies.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What has been done to the rows of a parity level, on all cores.
+    pub fn stripe_statistics(&self) -> StripeStatistics {
+        StripeStatistics::of(self.cores.iter().map(|core| &core.stripes))
+    }
+
+    pub(super) fn stripe_counters(&self, core: usize) -> &StripeCounters {
+        &self.cores[core].stripes
     }
 
     pub(super) fn count_read(&self, core: usize) {

@@ -108,6 +108,22 @@ pub struct Found {
     pub summary: Summary,
 }
 
+/// The local block devices of this host by their kernel names, in order: not what has a medium to
+/// load, only memory behind it, or a network.
+///
+/// Nor what another machine serves: a read there waits for as long as that machine is away.
+#[must_use]
+pub fn local_drives() -> Vec<PathBuf> {
+    let passed_over = ["sr", "fd", "ram", "zram", "nbd", "rbd", "drbd"];
+    let devices = std::fs::read_dir("/sys/class/block").into_iter().flatten().flatten();
+    let names = devices.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let names = names.filter(|name| !passed_over.iter().any(|p| name.starts_with(p)));
+    let names = names.filter(|name| !is_over_fabrics(&Path::new("/sys/class/block").join(name)));
+    let mut paths: Vec<_> = names.map(|name| Path::new("/dev").join(name)).collect();
+    paths.sort();
+    paths
+}
+
 /// Looks for an array's drives by UUID, on all local block devices of this host and on the
 /// files in `also`; what cannot be opened or read is passed over.
 ///
@@ -116,14 +132,7 @@ pub struct Found {
 /// machine, and that reading is to bring back.
 #[must_use]
 pub fn find_members(array: Uuid, also: &[PathBuf]) -> Vec<Found> {
-    // Not what has a medium to load, only memory behind it, or a network.
-    let passed_over = ["sr", "fd", "ram", "zram", "nbd", "rbd", "drbd"];
-    let devices = std::fs::read_dir("/sys/class/block").into_iter().flatten().flatten();
-    let names = devices.map(|entry| entry.file_name().to_string_lossy().into_owned());
-    let names = names.filter(|name| !passed_over.iter().any(|p| name.starts_with(p)));
-    let names = names.filter(|name| !is_over_fabrics(&Path::new("/sys/class/block").join(name)));
-    let mut paths: Vec<_> = names.map(|name| Path::new("/dev").join(name)).collect();
-    paths.sort();
+    let mut paths = local_drives();
     paths.extend(also.iter().cloned());
     let mut found: Vec<Found> = Vec::new();
     for path in paths {

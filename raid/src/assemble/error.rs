@@ -1,9 +1,10 @@
 //! Why drives are not an array, or not a new one, and what to do then.
 
-use crate::metadata::Level;
 use crate::metadata::layout::PlacementError;
 use crate::metadata::private::{HeaderError, Section};
+use crate::metadata::record::CannotRecordReason;
 use crate::metadata::superblock::{MdUuid, NotServed, Summary};
+use crate::metadata::{Consistency, Level};
 use std::io;
 use thiserror::Error;
 use uuid::Uuid;
@@ -25,11 +26,50 @@ fn slots(missing: &[(u16, Option<String>)]) -> String {
     list(&missing.iter().map(one).collect::<Vec<_>>())
 }
 
-fn stale(names: &[String]) -> String {
-    if names.is_empty() {
-        return String::new();
+fn rejected(drives: &[(String, NotMember)]) -> String {
+    drives
+        .iter()
+        .map(|(name, reason)| format!(" {name} cannot take their place: {reason}."))
+        .collect()
+}
+
+/// What to do about an incomplete set.
+fn cure(can_run: bool, is_behind: bool) -> &'static str {
+    match (can_run, is_behind) {
+        (false, _) => "Plug the missing drives in; without them the data is not complete",
+        (true, true) => {
+            "Plug the missing drives in: this array is known to have gone on without the drives that \
+             are here. `--run` starts it all the same, and loses what was written since"
+        }
+        (true, false) => {
+            "Plug the missing drives in. If they are lost, `--run` starts the array without them; \
+             should they have been used since without those that are here, what was written then \
+             is lost"
+        }
     }
-    format!(" {} cannot take their place: out of date, failed, or not a member.", list(names))
+}
+
+/// Why a drive that carries the array's UUID is no member of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum NotMember {
+    /// It waits for its turn.
+    #[error("it is a spare")]
+    Spare,
+    /// The array went on without it.
+    #[error("it is out of date, {events} events behind")]
+    Behind {
+        /// By how many events.
+        events: u64,
+    },
+    /// The newest superblock, or its own, says so.
+    #[error("it is recorded as failed")]
+    Failed,
+    /// It went on without the array.
+    #[error("it records those that are in sync as failed, and was used without them")]
+    Diverged,
+    /// Nobody knows which of its blocks are bad.
+    #[error("its bad-block log cannot be read")]
+    BadBlockLog,
 }
 
 /// Why drives do not form an array that can be served.
@@ -153,7 +193,8 @@ pub enum AssembleError {
     /// Two halves that went on without each other.
     #[error(
         "{first} and {second} each record the other as failed: both were used alone since, and \
-         hold different data. Decide which to keep, and take the other out"
+         hold different data. Decide which to keep, and name it as the winner, or take the other \
+         out"
     )]
     Diverged {
         /// A drive.
@@ -161,11 +202,11 @@ pub enum AssembleError {
         /// Another.
         second: String,
     },
-    /// Too few members, and this version starts none of those.
+    /// Members are missing.
     #[error(
-        "array {name} ({uuid}) is incomplete: {missing} of {members} missing.{stale} Plug the \
-         missing drives in; starting without them is not possible in this version",
-        uuid = MdUuid(*.array), missing = slots(.missing), stale = stale(.unusable)
+        "array {name} ({uuid}) is incomplete: {missing} of {members} missing.{unusable} {cure}",
+        uuid = MdUuid(*.array), missing = slots(.missing), unusable = rejected(.unusable),
+        cure = cure(*.can_run, *.is_behind)
     )]
     Incomplete {
         /// The array.
@@ -174,10 +215,29 @@ pub enum AssembleError {
         name: String,
         /// The number of slots.
         members: usize,
-        /// The empty slots, each with the name its drive last had, if that is known.
+        /// The slots without a member, each with the name its drive last had, if that is known.
         missing: Vec<(u16, Option<String>)>,
-        /// Drives that carry the array's UUID and cannot be used.
-        unusable: Vec<String>,
+        /// Drives that carry the array's UUID and cannot be used, and why.
+        unusable: Vec<(String, NotMember)>,
+        /// What is here holds all data: it can be started at the operator's risk.
+        can_run: bool,
+        /// The array is known to have lost members since these drives were last in it.
+        is_behind: bool,
+    },
+    /// Parity that cannot be relied on, and nothing else to take its place.
+    #[error(
+        "array {name} ({uuid}) was not stopped cleanly and lacks a member, and with consistency \
+         {consistency} what was being written then is not known: blocks of the missing member may \
+         be wrong where others of the same stripe were written. Plug the missing drive in; or \
+         accept that with `--force`", uuid = MdUuid(*.array)
+    )]
+    DirtyDegraded {
+        /// The array.
+        array: Uuid,
+        /// Its name.
+        name: String,
+        /// How it is made consistent.
+        consistency: Consistency,
     },
     /// A creation that was cut short: no array, and no data.
     #[error(
@@ -268,8 +328,11 @@ pub enum CreateError {
     /// Nonsense or out of range.
     #[error("a chunk of {0} bytes is not possible; a power of two from 4 KiB to 1 MiB is")]
     Chunk(u64),
+    /// A policy that the level cannot have.
+    #[error("{0} cannot have consistency {1}")]
+    Consistency(Level, Consistency),
     /// A level that is recognised only.
-    #[error("{0} cannot be created by this version")]
+    #[error("{0} cannot be served by this version")]
     NotServed(Level),
     /// A drive is too small.
     #[error("{name}: {reason}")]
@@ -325,6 +388,26 @@ pub enum UpdateError {
         /// Its error.
         source: io::Error,
     },
+    /// A member could not be read.
+    #[error("slot {slot}, {name}: reading its write intent failed: {source}; see the kernel's log")]
+    Read {
+        /// The slot.
+        slot: usize,
+        /// The drive.
+        name: String,
+        /// Its error.
+        source: io::Error,
+    },
+    /// A member has no room for what it would have to say.
+    #[error("slot {slot}, {name}: {reason}; the member has to be replaced")]
+    Cannot {
+        /// The slot.
+        slot: usize,
+        /// The drive.
+        name: String,
+        /// Why.
+        reason: CannotRecordReason,
+    },
     /// A member could not be flushed; what it has not confirmed may be lost.
     #[error(
         "slot {slot}, {name}: flushing it failed: {source}; what was written to it since the last \
@@ -345,7 +428,42 @@ impl UpdateError {
     #[must_use]
     pub fn slot(&self) -> usize {
         match self {
-            Self::Write { slot, .. } | Self::Flush { slot, .. } => *slot,
+            Self::Write { slot, .. }
+            | Self::Read { slot, .. }
+            | Self::Flush { slot, .. }
+            | Self::Cannot { slot, .. } => *slot,
         }
     }
+}
+
+/// Why a drive cannot be added to an array.
+#[derive(Debug, Error)]
+pub enum AddError {
+    /// There is no such slot, or it has a member.
+    #[error("slot {0} is not free")]
+    SlotTaken(usize),
+    /// It holds something.
+    #[error("{name} holds {contents}; name it with `--overwrite` if that may be destroyed")]
+    NotBlank {
+        /// The drive.
+        name: String,
+        /// What it holds, in words.
+        contents: String,
+    },
+    /// Too small.
+    #[error("{name} has {size_bytes} bytes, and a member of this array needs {needed_bytes}")]
+    TooSmall {
+        /// The drive.
+        name: String,
+        /// What it has.
+        size_bytes: u64,
+        /// What it would need.
+        needed_bytes: u64,
+    },
+    /// No member is there to be like.
+    #[error("the array has no member in sync")]
+    NoMember,
+    /// A write failed, or a member could not be read.
+    #[error(transparent)]
+    Update(#[from] UpdateError),
 }

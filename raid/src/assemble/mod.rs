@@ -9,8 +9,11 @@
 //! 3. [`create`] or [`ArrayHandle::assemble`] takes the plan and the drives.
 //! 4. [`ArrayHandle`] writes the superblocks from then on.
 //!
+//! Drives come and go through [`ArrayHandle::add`] and [`ArrayHandle::remove`].
+//!
 //! **Creation is all or nothing.** The private headers and the zeros come first, then a
-//! superblock at event count 0 on each member, then event count 1 on each. Until the
+//! superblock at event count 0 on each member, then bitmaps and logs, then event count 1 on
+//! each. Until the
 //! first count of 1 there has been no array, and nothing was ever acknowledged: drives
 //! left there by a crash count as blank, unless all of them got that far, which is an
 //! array. A count of 1 anywhere means that every member has its superblock.
@@ -20,14 +23,28 @@ mod describe;
 mod error;
 mod examine;
 mod handle;
+mod intent;
+mod keep;
+mod membership;
 mod plan;
+mod report;
+mod standing;
 
 pub use create::{CreatePlan, NewArray, create, plan_create};
-pub use describe::{Description, Found, describe, find_members, wipe};
-pub use error::{AssembleError, CreateError, UpdateError};
+pub use describe::{Description, Found, describe, find_members, local_drives, wipe};
+pub use error::{AddError, AssembleError, CreateError, NotMember, UpdateError};
 pub use examine::{Examined, examine, examine_medium};
-pub use handle::{ArrayHandle, Member};
-pub use plan::{ArrayInfo, AssemblyPlan, Decision, Expected, decide, plan_assemble};
+pub use handle::{ArrayHandle, Member, Recorded};
+pub use intent::{ReplayFailure, Replayed};
+pub use plan::{
+    ArrayInfo, AssemblyPlan, Decision, Expected, LeftOver, SlotPlan, decide, plan_assemble,
+};
+pub use report::Report;
+
+#[cfg(test)]
+mod crash_tests;
+#[cfg(test)]
+mod decision_tests;
 
 #[cfg(test)]
 pub(crate) mod test_medium;

@@ -1,19 +1,32 @@
-//! What examined drives are together. Pure: it reads no drive and writes none.
+//! What examined drives are together, and in which state. Pure: it reads no drive and writes none.
 //!
-//! **Who is believed.** The highest event count rules, in whatever order the drives are
-//! given. A member counts if it is at most one event behind (md's margin), the newest
-//! superblock's role table gives it the slot that it claims, and it does not itself record
-//! the newest drive as failed. Where several are newest, that has to hold for each of them. Two that record each other as failed have diverged, and nothing is
-//! put together from them.
+//! Who is believed is [`super::standing`]'s part. Here is decided what that means:
+//!
+//! * **Incomplete sets.** A set with members missing starts by itself only if the newest superblock
+//!   records exactly those as gone, or if who remembers the array's event count at its last loss of
+//!   a member ([`Expected::known_events`]) shows that the set is not behind: then the members that
+//!   are there have everything, and those that are missing can only be older. Otherwise a member
+//!   that is not here may have gone on without these; the operator can take that risk
+//!   ([`Expected::run`]). No set starts that lacks data.
+//! * **After a crash.** What may be inconsistent is told by the bitmap, or by the logs, or it is
+//!   everything. RAID 5 and 6 with a member missing and no log are refused, unless the operator
+//!   takes the risk ([`Expected::force`]): a stripe that was being written may give another
+//!   chunk's data wrong.
+//! * **Left over.** Drives that were members and are not say why, and which regions they miss, if
+//!   that is known.
 
 use super::create::{CreatePlan, NewArray, plan_create};
-use super::error::{AssembleError, CreateError};
+use super::error::{AssembleError, CreateError, NotMember};
 use super::examine::Examined;
+use super::standing::{Candidate, Standing};
+use crate::array::{BadRange, MemberState};
 use crate::device::signature::Contents;
 use crate::geometry as engine;
-use crate::metadata::private::PrivateArea;
-use crate::metadata::superblock::{Geometry, IN_SYNC, Role, Summary, Superblock};
-use crate::metadata::{Level, SECTOR_BYTES};
+use crate::metadata::bitmap::{Bitmap, RegionMap};
+use crate::metadata::private::SectionKind;
+use crate::metadata::superblock::{Features, Geometry, Role, Summary};
+use crate::metadata::{Consistency, Level};
+use std::ops::Range;
 use uuid::Uuid;
 
 /// What the configuration says about an array; everything that is None may be anything.
@@ -27,6 +40,14 @@ pub struct Expected {
     pub chunk_bytes: Option<u64>,
     /// The names that the drives last had, by slot, to name what is missing.
     pub last_known: Vec<(u16, String)>,
+    /// The event count that this array is known to have had when it last lost a member.
+    pub known_events: Option<u64>,
+    /// Start although members are missing that may be newer.
+    pub run: bool,
+    /// Start although what a crash left of stripes without all their members is not known.
+    pub force: bool,
+    /// The name of the drive that counts, if drives have diverged.
+    pub winner: Option<String>,
 }
 
 /// What an array is.
@@ -38,9 +59,12 @@ pub struct ArrayInfo {
     pub set_name: String,
     /// Its shape.
     pub geometry: Geometry,
+    /// How it is made consistent after a crash.
+    pub consistency: Consistency,
     /// The event count.
     pub events: u64,
-    /// Up to where the copies agree, in bytes of the array; None: everywhere.
+    /// From where on copies, or parity, may not agree, up to the end, in bytes of the array; None:
+    /// nowhere, but for [`AssemblyPlan::dirty`].
     pub resync_from_bytes: Option<u64>,
     /// The block size that md gave the array, in bytes; 0 if none.
     pub md_block_bytes: u32,
@@ -71,22 +95,82 @@ impl ArrayInfo {
     }
 }
 
-/// Which drive is which member.
+/// What is in a slot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SlotPlan {
+    /// The drive's index in the list that was examined; None for an empty slot.
+    pub drive: Option<usize>,
+    /// What it is.
+    pub state: MemberState,
+    /// Its bad blocks.
+    pub bad_blocks: Vec<BadRange>,
+    /// Where its write-intent bitmap begins, up to where it may reach, in bytes of the drive.
+    pub bitmap: Option<Range<u64>>,
+    /// Where its log lies: md's PPL, or for RAID 6 the write log.
+    pub log: Option<Range<u64>>,
+    /// Where its degraded-write map lies.
+    pub degraded_map: Option<Range<u64>>,
+}
+
+/// A drive that carries the array's UUID and has no slot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeftOver {
+    /// Its index in the list that was examined.
+    pub drive: usize,
+    /// The slot that it had, if it had one.
+    pub slot: Option<u16>,
+    /// Why it is no member.
+    pub reason: NotMember,
+    /// The regions that it misses, if they are known: in that slot, everything else of it is right.
+    pub misses: Option<RegionMap>,
+}
+
+/// Which drive is which member, and what is to be done before and while they are used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AssemblyPlan {
     /// What the array is.
     pub info: ArrayInfo,
+    /// What is in each slot.
+    pub slots: Vec<SlotPlan>,
+    /// The drives that are not needed.
+    pub left_over: Vec<LeftOver>,
+    /// Up to where the members that are being rebuilt are complete, in bytes of the array.
+    pub rebuild_from_bytes: Option<u64>,
+    /// Regions that a crash may have left inconsistent, those behind
+    /// [`ArrayInfo::resync_from_bytes`] among them.
+    pub dirty: Option<RegionMap>,
+    /// The members' bitmap, all bits of all members, if they have one: its superblock, and all set
+    /// if it did not count.
+    pub bitmap: Option<Bitmap>,
+    /// The members' degraded-write map: the same.
+    pub degraded_map: Option<Bitmap>,
+    /// Whether a log has to be replayed before anything is read.
+    pub replay: bool,
+    /// Whether the array was not stopped cleanly (or never synced, which looks the same).
+    pub was_active: bool,
+    /// What the operator's word has overruled, for the log.
+    pub risks: Vec<&'static str>,
+}
+
+impl AssemblyPlan {
     /// For each slot, the drive's index in the list that was examined.
-    pub order: Vec<usize>,
-    /// Drives that carry the array's UUID and are not needed: spares, failed members.
-    pub unused: Vec<usize>,
+    #[must_use]
+    pub fn order(&self) -> Vec<Option<usize>> {
+        self.slots.iter().map(|slot| slot.drive).collect()
+    }
+
+    /// The members' states by slot.
+    #[must_use]
+    pub fn members(&self) -> Vec<MemberState> {
+        self.slots.iter().map(|slot| slot.state).collect()
+    }
 }
 
 /// What to do with the drives of a configured array.
 #[derive(Debug, Clone)]
 pub enum Decision {
     /// They are the array.
-    Assemble(AssemblyPlan),
+    Assemble(Box<AssemblyPlan>),
     /// They are blank.
     Create(CreatePlan),
 }
@@ -103,11 +187,11 @@ pub fn decide(
     check_apart(drives)?;
     let is_free = |d: &Examined| d.contents == Contents::Blank || d.is_unfinished();
     if !drives.iter().all(is_free) {
-        return Ok(Decision::Assemble(plan_assemble(drives, expected)?));
+        return Ok(Decision::Assemble(Box::new(plan_assemble(drives, expected)?)));
     }
     // What was left unfinished on some drives may be whole all the same.
     match plan_assemble(drives, expected) {
-        Ok(plan) => Ok(Decision::Assemble(plan)),
+        Ok(plan) => Ok(Decision::Assemble(Box::new(plan))),
         Err(error @ AssembleError::Unexpected { .. }) => Err(error.into()),
         // A configured UUID means an array that exists, so its drives are elsewhere.
         Err(error) if expected.uuid.is_some() => Err(error.into()),
@@ -129,49 +213,49 @@ pub(super) fn check_apart(drives: &[Examined]) -> Result<(), AssembleError> {
     Ok(())
 }
 
-/// A drive of the array, in the list's order.
-struct Candidate<'a> {
-    index: usize,
-    drive: &'a Examined,
-    superblock: &'a Superblock,
-}
-
 /// Puts an array together from drives in any order.
 ///
 /// # Errors
-/// Names what is missing, foreign, too old or not served.
+/// Names what is missing, foreign, too old or not served, and what to do.
 pub fn plan_assemble(
     drives: &[Examined],
     expected: &Expected,
 ) -> Result<AssemblyPlan, AssembleError> {
     check_apart(drives)?;
     let candidates = candidates(drives, expected)?;
-    for candidate in &candidates {
-        candidate.check_served()?;
-    }
-    let newest = newest(&candidates)?;
-    check_same_array(&candidates, newest)?;
-    check_diverged(&candidates)?;
-    let geometry = newest.geometry()?;
-    let (order, unusable) = fill_slots(&candidates, newest, &geometry)?;
-    let missing: Vec<_> = (0u16..)
-        .zip(&order)
-        .filter(|(_, candidate)| candidate.is_none())
-        .map(|(slot, _)| (slot, last_known(expected, slot)))
-        .collect();
-    if !missing.is_empty() {
-        return Err(incomplete(&candidates, newest, &geometry, missing, &unusable));
-    }
-    let order: Vec<&Candidate<'_>> = order.into_iter().flatten().collect();
-    for member in &order {
-        member.check_fits(&geometry)?;
-    }
-    let info = describe(&order, newest, geometry);
+    let standing = Standing::judge(&candidates, expected.winner.as_deref())?;
+    let mut risks = Vec::new();
+    check_complete(&candidates, &standing, expected, &mut risks)?;
+    let consistency = consistency(&standing);
+    let agreement = agreement(&standing, consistency, expected, &mut risks)?;
+    let superblock = standing.newest.superblock;
+    let info = ArrayInfo {
+        uuid: superblock.array_uuid(),
+        set_name: superblock.set_name(),
+        geometry: standing.geometry,
+        consistency,
+        events: superblock.events(),
+        resync_from_bytes: agreement.resync_from_bytes,
+        md_block_bytes: superblock.logical_block_size_bytes(),
+    };
     check_expected(&info, expected)?;
+    let bitmap = (consistency == Consistency::Bitmap).then(|| super::keep::bitmap(&standing));
+    let bitmap = bitmap.flatten();
+    let degraded_map = super::keep::degraded_map(&standing);
+    let left_over = left_over(&standing, bitmap.as_ref(), degraded_map.as_ref());
     Ok(AssemblyPlan {
         info,
-        order: order.iter().map(|c| c.index).collect(),
-        unused: unusable.iter().map(|c| c.index).collect(),
+        slots: (0..standing.slots.len())
+            .map(|slot| slot_plan(&standing, slot, consistency))
+            .collect(),
+        left_over,
+        rebuild_from_bytes: rebuild_from(&standing),
+        dirty: agreement.dirty,
+        bitmap,
+        degraded_map,
+        replay: agreement.replay,
+        was_active: superblock.resync_offset() == 0,
+        risks,
     })
 }
 
@@ -223,184 +307,263 @@ fn candidates<'a>(
     Ok(candidates)
 }
 
-impl Candidate<'_> {
-    fn name(&self) -> String {
-        self.drive.name.clone()
-    }
-
-    fn geometry(&self) -> Result<Geometry, AssembleError> {
-        self.superblock.geometry().map_err(|reason| AssembleError::NotServed {
-            name: self.name(),
-            summary: Box::new(Summary::from(self.superblock)),
-            reason,
-        })
-    }
-
-    fn check_served(&self) -> Result<(), AssembleError> {
-        if let Some(reason) = self.drive.newer_header.clone() {
-            return Err(AssembleError::NewerHeader { name: self.name(), reason });
+/// How the array is made consistent after a crash: what its members have a place for.
+fn consistency(standing: &Standing<'_>) -> Consistency {
+    let superblock = standing.newest.superblock;
+    let (features, _) = superblock.features();
+    let mut headers = standing.slots.iter().flatten().map(|c| c.drive.private.header());
+    let has_log = |header: Option<&crate::metadata::private::Header>| {
+        header.is_some_and(|header| header.place(SectionKind::WriteLog).is_some())
+    };
+    match standing.geometry.level {
+        Level::Raid0 => Consistency::None,
+        _ if features.contains(Features::BITMAP_OFFSET) => Consistency::Bitmap,
+        Level::Raid5 if features.intersects(Features::PPL | Features::MULTIPLE_PPLS) => {
+            Consistency::Ppl
         }
-        if let PrivateArea::Believed { header, .. } = &self.drive.private
-            && let Some(section) = header.unknown_section()
-        {
-            return Err(AssembleError::NewerSection { name: self.name(), section });
-        }
-        self.geometry().map(|_| ())
-    }
-
-    fn is_active(&self) -> bool {
-        matches!(self.superblock.own_role(), Role::Active(_))
-    }
-
-    /// What this drive makes of another.
-    fn deems_failed(&self, other: &Candidate<'_>) -> bool {
-        self.superblock.role_of(other.superblock.device_number()) == Role::Faulty
-    }
-
-    fn check_fits(&self, geometry: &Geometry) -> Result<(), AssembleError> {
-        let needed_bytes =
-            self.superblock.data_offset_bytes().saturating_add(geometry.component_bytes);
-        if needed_bytes <= self.drive.size_bytes {
-            return Ok(());
-        }
-        Err(AssembleError::TooSmall {
-            name: self.name(),
-            size_bytes: self.drive.size_bytes,
-            needed_bytes,
-        })
+        Level::Raid6 if headers.all(has_log) => Consistency::Ppl,
+        _ => Consistency::Resync,
     }
 }
 
-/// The drive whose superblock rules. Spares do not count, as with md.
-fn newest<'a, 'b>(candidates: &'a [Candidate<'b>]) -> Result<&'a Candidate<'b>, AssembleError> {
-    let mut newest: Option<&Candidate<'_>> = None;
-    for candidate in candidates.iter().filter(|c| c.is_active()) {
-        if newest.is_none_or(|n| candidate.superblock.events() > n.superblock.events()) {
-            newest = Some(candidate);
-        }
-    }
-    // Only spares and failed drives: every slot is missing.
-    newest.or(candidates.first()).ok_or(AssembleError::NoDrives)
+fn in_sync<'s, 'a>(standing: &'s Standing<'a>) -> impl Iterator<Item = &'s Candidate<'a>> {
+    standing.slots.iter().flatten().filter(|c| !c.is_rebuilding())
 }
 
-fn check_same_array(
+/// That what is there is enough, and known to be new enough.
+fn check_complete(
     candidates: &[Candidate<'_>],
-    newest: &Candidate<'_>,
+    standing: &Standing<'_>,
+    expected: &Expected,
+    risks: &mut Vec<&'static str>,
 ) -> Result<(), AssembleError> {
-    for candidate in candidates {
-        if !candidate.superblock.same_array(newest.superblock) {
-            return Err(AssembleError::Disagree { name: candidate.name(), other: newest.name() });
+    let slots = || (0u16..).zip(&standing.slots);
+    let is_ready = |c: &Option<Candidate<'_>>| c.as_ref().is_some_and(|c| !c.is_rebuilding());
+    let ready: Vec<bool> = standing.slots.iter().map(is_ready).collect();
+    let is_enough = is_enough(&standing.geometry, &ready);
+    let missing: Vec<u16> = slots().filter(|(_, c)| c.is_none()).map(|(slot, _)| slot).collect();
+    let unexplained = missing.iter().any(|slot| !standing.is_recorded_gone(usize::from(*slot)));
+    let events = standing.newest.events();
+    let is_known = expected.known_events.is_some_and(|known| events >= known);
+    // Who remembers more has seen other members go on without these.
+    let is_behind = expected.known_events.is_some_and(|known| events < known);
+    let is_believed = !is_behind && (!unexplained || is_known);
+    if is_enough && (is_believed || expected.run) {
+        if !is_believed {
+            risks.push("members are missing that may be newer than those that are here");
         }
-        let (found, expected) = (candidate.geometry()?, newest.geometry()?);
-        if found != expected {
-            return Err(AssembleError::UnequalRaid0 {
-                name: candidate.name(),
-                found_bytes: found.component_bytes,
-                expected_bytes: expected.component_bytes,
+        return Ok(());
+    }
+    if candidates.iter().all(|c| c.drive.is_unfinished()) {
+        return Err(AssembleError::Unfinished {
+            array: standing.newest.superblock.array_uuid(),
+            present: candidates.len(),
+            members: standing.geometry.members,
+        });
+    }
+    let unready = slots().filter(|(_, c)| !is_ready(c)).map(|(slot, _)| slot);
+    let lacking: Vec<u16> = if is_enough { missing } else { unready.collect() };
+    Err(AssembleError::Incomplete {
+        array: standing.newest.superblock.array_uuid(),
+        name: standing.newest.superblock.short_name(),
+        members: standing.geometry.members,
+        missing: lacking.into_iter().map(|slot| (slot, last_known(expected, slot))).collect(),
+        unusable: standing.rest.iter().map(|(c, reason)| (c.name(), *reason)).collect(),
+        can_run: is_enough,
+        is_behind,
+    })
+}
+
+/// Whether the members that are complete hold all data.
+fn is_enough(geometry: &Geometry, ready: &[bool]) -> bool {
+    let missing = ready.iter().filter(|ready| !**ready).count();
+    match geometry.level {
+        Level::Raid0 => missing == 0,
+        Level::Raid1 => missing < ready.len(),
+        Level::Raid5 => missing <= 1,
+        Level::Raid6 => missing <= 2,
+        // The copies of a chunk are on neighbours; with an even number always on the same two.
+        Level::Raid10 if ready.len().is_multiple_of(2) => {
+            ready.chunks(2).all(|pair| pair.contains(&true))
+        }
+        Level::Raid10 => {
+            let next = ready.iter().cycle().skip(1);
+            ready.iter().zip(next).all(|(first, second)| *first || *second)
+        }
+    }
+}
+
+/// What agrees, and what has to be done about the rest.
+#[derive(Debug, Default)]
+struct Agreement {
+    resync_from_bytes: Option<u64>,
+    dirty: Option<RegionMap>,
+    replay: bool,
+}
+
+fn agreement(
+    standing: &Standing<'_>,
+    consistency: Consistency,
+    expected: &Expected,
+    risks: &mut Vec<&'static str>,
+) -> Result<Agreement, AssembleError> {
+    let geometry = &standing.geometry;
+    let newest = in_sync(standing).filter(|c| c.events() == standing.newest.events());
+    // Members at the same event count agree; should they not, the least is safe.
+    let offset = newest.map(|c| c.superblock.resync_offset()).min();
+    let offset = offset.unwrap_or_else(|| standing.newest.superblock.resync_offset());
+    let Some(position) = geometry.resync_bytes(offset) else { return Ok(Agreement::default()) };
+    let is_degraded = in_sync(standing).count() < geometry.members;
+    let mut agreement = Agreement { resync_from_bytes: Some(position), ..Agreement::default() };
+    match consistency {
+        Consistency::Bitmap => {
+            if let Some(bitmap) = super::keep::counting_bitmap(standing) {
+                let is_by_component = geometry.level != Level::Raid10;
+                let from = if is_by_component { geometry.to_component(position) } else { position };
+                agreement = by_bitmap(geometry, bitmap.regions, from);
+            }
+        }
+        Consistency::Ppl if position == 0 && has_logs(standing) => {
+            agreement.replay = true;
+            agreement.resync_from_bytes = synced_before(standing, is_degraded);
+        }
+        _ => {}
+    }
+    let is_clean = agreement.resync_from_bytes.is_none() && agreement.dirty.is_none();
+    if is_degraded && !is_clean && matches!(geometry.level, Level::Raid5 | Level::Raid6) {
+        if !expected.force {
+            return Err(AssembleError::DirtyDegraded {
+                array: standing.newest.superblock.array_uuid(),
+                name: standing.newest.superblock.short_name(),
+                consistency,
             });
         }
+        risks.push("parity is taken as right although the array was being written when it stopped");
+        agreement.resync_from_bytes = None;
+        agreement.dirty = None;
     }
-    Ok(())
+    Ok(agreement)
 }
 
-fn check_diverged(candidates: &[Candidate<'_>]) -> Result<(), AssembleError> {
-    let active: Vec<_> = candidates.iter().filter(|c| c.is_active()).collect();
-    for (i, first) in active.iter().enumerate() {
-        for second in active.iter().skip(i + 1) {
-            if first.deems_failed(second) && second.deems_failed(first) {
-                return Err(AssembleError::Diverged { first: first.name(), second: second.name() });
-            }
-        }
-    }
-    Ok(())
-}
-
-type Slots<'a, 'b> = Vec<Option<&'a Candidate<'b>>>;
-
-/// Each slot's drive, and the drives that have none.
-fn fill_slots<'a, 'b>(
-    candidates: &'a [Candidate<'b>],
-    newest: &Candidate<'b>,
-    geometry: &Geometry,
-) -> Result<(Slots<'a, 'b>, Vec<&'a Candidate<'b>>), AssembleError> {
-    let mut slots: Slots<'_, '_> = vec![None; geometry.members];
-    let mut rest = Vec::new();
-    let events = newest.superblock.events();
-    let is_newest = |c: &&Candidate<'_>| c.is_active() && c.superblock.events() == events;
-    let newest: Vec<_> = candidates.iter().filter(is_newest).collect();
-    for candidate in candidates {
-        let superblock = candidate.superblock;
-        let role = superblock.own_role();
-        let current = superblock.events().saturating_add(1) >= events;
-        let agrees = newest.iter().all(|newest| {
-            newest.superblock.role_of(superblock.device_number()) == role
-                && !candidate.deems_failed(newest)
+/// The regions that are set; and where those begin that reach up to the end, so that a first sync
+/// goes on where it was.
+fn by_bitmap(geometry: &Geometry, mut regions: RegionMap, from_bytes: u64) -> Agreement {
+    regions.forget_below(from_bytes);
+    let solid = regions.solid_from_bytes();
+    let mut agreement = Agreement::default();
+    if solid < regions.covered_bytes() {
+        agreement.resync_from_bytes = Some(match geometry.level {
+            Level::Raid10 => solid,
+            _ => geometry.from_component(solid),
         });
-        let place = match role {
-            Role::Active(slot) if current && agrees => slots.get_mut(usize::from(slot)),
+    }
+    agreement.dirty = (!regions.is_empty()).then_some(regions);
+    agreement
+}
+
+/// Whether the logs of all members that are complete tell what was being written.
+fn has_logs(standing: &Standing<'_>) -> bool {
+    let has_log = |c: &Candidate<'_>| match standing.geometry.level {
+        // md's own: whoever ran the array kept it.
+        Level::Raid5 => true,
+        _ => c.drive.private.believed().is_some(),
+    };
+    in_sync(standing).all(has_log)
+}
+
+/// Up to where parity was right before what was being written when the array stopped; None:
+/// everywhere.
+fn synced_before(standing: &Standing<'_>, is_degraded: bool) -> Option<u64> {
+    let areas = || in_sync(standing).map(|c| &c.drive.private);
+    let synced = areas().map(|area| area.believed().map_or(0, |header| header.synced_bytes)).min();
+    let is_mds = areas().all(|area| area.header().is_none());
+    match synced {
+        Some(synced) if synced >= standing.geometry.array_bytes() => None,
+        // md does not say; like md, an array that has lost a member counts as synced before.
+        _ if is_mds && is_degraded => None,
+        synced => Some(synced.unwrap_or(0)),
+    }
+}
+
+fn rebuild_from(standing: &Standing<'_>) -> Option<u64> {
+    let rebuilding =
+        standing.slots.iter().flatten().filter_map(|c| c.superblock.recovery_sectors());
+    rebuilding.map(|sectors| standing.geometry.recovery_bytes(sectors)).min()
+}
+
+fn slot_plan(standing: &Standing<'_>, slot: usize, consistency: Consistency) -> SlotPlan {
+    let Some(Some(candidate)) = standing.slots.get(slot) else {
+        return SlotPlan {
+            drive: None,
+            state: MemberState::Missing,
+            bad_blocks: Vec::new(),
+            bitmap: None,
+            log: None,
+            degraded_map: None,
+        };
+    };
+    let superblock = candidate.superblock;
+    let header = candidate.drive.private.header();
+    let place = |kind| header.and_then(|header| header.place(kind));
+    let log = match (consistency, standing.geometry.level) {
+        (Consistency::Ppl, Level::Raid6) => place(SectionKind::WriteLog),
+        (Consistency::Ppl, _) => superblock.ppl_place(),
+        _ => None,
+    };
+    let data = superblock.data_offset_bytes();
+    let bad_blocks = match &candidate.drive.bad_blocks {
+        Some(Ok(bad)) => bad.ranges(data, standing.geometry.component_bytes),
+        _ => Vec::new(),
+    };
+    SlotPlan {
+        drive: Some(candidate.index),
+        state: if candidate.is_rebuilding() {
+            MemberState::Rebuilding
+        } else {
+            MemberState::InSync
+        },
+        bad_blocks,
+        bitmap: superblock.bitmap_place(),
+        log,
+        degraded_map: place(SectionKind::DegradedWriteMap),
+    }
+}
+
+/// The drives without a slot, and what each of them misses.
+fn left_over(
+    standing: &Standing<'_>,
+    bitmap: Option<&Bitmap>,
+    degraded_map: Option<&Bitmap>,
+) -> Vec<LeftOver> {
+    let describe = |(candidate, reason): &(Candidate<'_>, NotMember)| {
+        let slot = match candidate.superblock.own_role() {
+            Role::Active(slot) => Some(slot),
             _ => None,
         };
-        match (place, role) {
-            (Some(Some(first)), Role::Active(slot)) => {
-                return Err(AssembleError::DuplicateSlot {
-                    slot,
-                    first: first.name(),
-                    second: candidate.name(),
-                });
-            }
-            (Some(place), _) => *place = Some(candidate),
-            (None, _) => rest.push(candidate),
+        let was_complete = slot.is_some() && !candidate.is_rebuilding();
+        let is_of_this_history = !matches!(reason, NotMember::Diverged | NotMember::BadBlockLog)
+            && in_sync(standing).all(|member| !candidate.deems_failed(member));
+        // What was synced without it, its map does not tell.
+        let was_synced = candidate.drive.was_synced(standing.geometry.array_bytes());
+        let known = bitmap.or(degraded_map.filter(|_| was_synced)).filter(|map| {
+            // The count that a member has when it is lost is that of its last superblock.
+            was_complete && is_of_this_history && map.tells_since(candidate.superblock.events())
+        });
+        let slot_is_free =
+            |slot: &u16| standing.slots.get(usize::from(*slot)).is_some_and(Option::is_none);
+        let misses = known.filter(|_| slot.as_ref().is_some_and(slot_is_free));
+        LeftOver {
+            drive: candidate.index,
+            slot,
+            reason: *reason,
+            misses: misses.map(|map| map.regions.clone()),
         }
-    }
-    Ok((slots, rest))
+    };
+    standing.rest.iter().map(describe).collect()
 }
 
 fn last_known(expected: &Expected, slot: u16) -> Option<String> {
     expected.last_known.iter().find(|(s, _)| *s == slot).map(|(_, name)| name.clone())
-}
-
-fn incomplete(
-    candidates: &[Candidate<'_>],
-    newest: &Candidate<'_>,
-    geometry: &Geometry,
-    missing: Vec<(u16, Option<String>)>,
-    unusable: &[&Candidate<'_>],
-) -> AssembleError {
-    let array = newest.superblock.array_uuid();
-    if candidates.iter().all(|c| c.drive.is_unfinished()) {
-        let present = candidates.len();
-        return AssembleError::Unfinished { array, present, members: geometry.members };
-    }
-    AssembleError::Incomplete {
-        array,
-        name: newest.superblock.short_name(),
-        members: geometry.members,
-        missing,
-        unusable: unusable.iter().map(|c| c.name()).collect(),
-    }
-}
-
-fn describe(order: &[&Candidate<'_>], newest: &Candidate<'_>, geometry: Geometry) -> ArrayInfo {
-    let superblock = newest.superblock;
-    // Members at the same event count agree; should they not, the least is safe.
-    let resync_offset = order
-        .iter()
-        .filter(|c| c.superblock.events() == superblock.events())
-        .map(|c| c.superblock.resync_offset())
-        .min()
-        .unwrap_or(0);
-    let resync_from_bytes = resync_offset.saturating_mul(SECTOR_BYTES);
-    let in_sync = !geometry.level.is_redundant()
-        || resync_offset == IN_SYNC
-        || resync_from_bytes >= geometry.array_bytes();
-    ArrayInfo {
-        uuid: superblock.array_uuid(),
-        set_name: superblock.set_name(),
-        geometry,
-        events: superblock.events(),
-        resync_from_bytes: (!in_sync).then_some(resync_from_bytes),
-        md_block_bytes: superblock.logical_block_size_bytes(),
-    }
 }
 
 fn check_expected(info: &ArrayInfo, expected: &Expected) -> Result<(), AssembleError> {

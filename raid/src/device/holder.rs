@@ -81,6 +81,17 @@ impl std::fmt::Display for Holder {
     }
 }
 
+/// Who has the drive open or lies on it, as far as it can be seen; None if nobody. Takes nothing and
+/// waits for nobody.
+#[must_use]
+pub fn held_by(path: &Path) -> Option<Holder> {
+    let kind = kind_of(&fs::metadata(path).ok()?)?;
+    match find(&Roots::default(), path, kind) {
+        Holder::Unknown => None,
+        holder => Some(holder),
+    }
+}
+
 /// Finds the holder, the lasting kinds first.
 pub(super) fn find(roots: &Roots, path: &Path, kind: Kind) -> Holder {
     let found = match kind {

@@ -30,11 +30,13 @@ pub mod paths;
 pub mod signature;
 #[cfg(test)]
 mod tests;
+mod vanished;
 
 pub use aligned::AlignedBuffer;
-pub use holder::Holder;
+pub use holder::{Holder, held_by};
 pub use identity::{Identity, Kind, Roots};
 pub use open::{Descriptors, Intent, OpenDevice, Patience, open, open_patiently};
+pub use vanished::has_vanished;
 
 use std::io;
 use std::path::PathBuf;

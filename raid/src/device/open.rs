@@ -3,6 +3,7 @@
 use super::aligned::AlignedBuffer;
 use super::holder::{self, Holder, kind_of};
 use super::identity::{Identity, Kind, Roots, read_text, sys_path, whole_disk};
+use super::vanished::has_vanished;
 use super::{DeviceError, Medium};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, StatxFlags};
@@ -396,6 +397,9 @@ impl Medium for OpenDevice {
                         rest = rest.get(n..).unwrap_or_default();
                     }
                     Err(Errno::INTR) => {}
+                    Err(Errno::NOSPC) if has_vanished(&self.descriptors.io, self.size_bytes) => {
+                        return Err(Errno::NODEV.into());
+                    }
                     Err(errno) => return Err(errno.into()),
                 }
             }

@@ -37,7 +37,10 @@
 //! The two headers are 64 KiB apart so that a drive that rewrites a larger unit than
 //! its block does not touch both at once.
 
-use super::superblock::SUPERBLOCK_OFFSET_BYTES;
+use super::bitmap::{BLOCK_BYTES, bitmap_bytes, region_bytes_for};
+use super::private::{Section, SectionFlags, SectionKind};
+use super::superblock::{Geometry, SUPERBLOCK_OFFSET_BYTES};
+use super::{Consistency, Level};
 use thiserror::Error;
 
 const KIB: u64 = 1 << 10;
@@ -60,6 +63,8 @@ pub const HEADERS_BYTES: u64 = 128 * KIB;
 pub const DATA_ALIGNMENT_BYTES: u64 = MIB;
 /// Smaller drives cannot be members.
 pub const MIN_MEMBER_BYTES: u64 = 16 * MIB;
+/// The write log has no more than this.
+const WRITE_LOG_MAX_BYTES: u64 = 16 * MIB;
 /// Larger drives than any: nothing overflows below it.
 pub const MAX_MEMBER_BYTES: u64 = 1 << 60;
 
@@ -106,10 +111,77 @@ pub fn place(smallest_bytes: u64) -> Result<Placement, PlacementError> {
     Ok(Placement { data_offset_bytes, component_bytes, private_bytes })
 }
 
+/// What one bit of the degraded-write map stands for, in bytes of what the map covers.
+#[must_use]
+pub fn degraded_map_region_bytes(geometry: &Geometry, private_bytes: u64) -> u32 {
+    let room = private_bytes.saturating_sub(HEADERS_BYTES) / 4;
+    let room = (room - room % BLOCK_BYTES as u64).min(BITMAP_BYTES);
+    region_bytes_for(geometry.mapped_bytes(), room)
+}
+
+/// The sections of an array's private area:
+/// * a degraded-write map, unless a write-intent bitmap does its work, as large as it need be;
+/// * for RAID 6 with a log, the write log: half of what is left, up to 16 MiB.
+///
+/// None on RAID 0, where md can write data without a trace.
+#[must_use]
+pub fn sections(geometry: &Geometry, consistency: Consistency, private_bytes: u64) -> Vec<Section> {
+    let flags = SectionFlags::empty();
+    let mut sections = Vec::new();
+    if !geometry.level.is_redundant() {
+        return sections;
+    }
+    let mut begin = 0;
+    if consistency != Consistency::Bitmap {
+        let region_bytes = u64::from(degraded_map_region_bytes(geometry, private_bytes));
+        let len_bytes = bitmap_bytes(geometry.mapped_bytes().div_ceil(region_bytes));
+        sections.push(Section {
+            kind: SectionKind::DegradedWriteMap,
+            flags,
+            offset_bytes: 0,
+            len_bytes,
+        });
+        begin = len_bytes.next_multiple_of(64 * KIB);
+    }
+    if consistency == Consistency::Ppl && geometry.level == Level::Raid6 {
+        let room = private_bytes.saturating_sub(HEADERS_BYTES).saturating_sub(begin);
+        let len_bytes = (room / 2).min(WRITE_LOG_MAX_BYTES);
+        let len_bytes = len_bytes - len_bytes % (64 * KIB);
+        sections.push(Section {
+            kind: SectionKind::WriteLog,
+            flags,
+            offset_bytes: begin,
+            len_bytes,
+        });
+    }
+    sections
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn sections_by_level() {
+        let at = |level, consistency, size: u64| {
+            let p = place(size).unwrap();
+            let members = 4;
+            let component_bytes = p.component_bytes;
+            let geometry = Geometry { level, members, chunk_bytes: 65536, component_bytes };
+            let sections = sections(&geometry, consistency, p.private_bytes);
+            sections.iter().map(|s| (s.kind, s.offset_bytes, s.len_bytes)).collect::<Vec<_>>()
+        };
+        let map = |len| (SectionKind::DegradedWriteMap, 0, len);
+        let log = |len| (SectionKind::WriteLog, 64 * KIB, len);
+        assert_eq!(at(Level::Raid0, Consistency::None, 16 * MIB), []);
+        assert_eq!(at(Level::Raid1, Consistency::Bitmap, 16 * MIB), []);
+        assert_eq!(at(Level::Raid10, Consistency::Resync, 16 * MIB), [map(4096)]);
+        assert_eq!(at(Level::Raid5, Consistency::Ppl, 1 << 40), [map(4096)]);
+        assert_eq!(at(Level::Raid6, Consistency::Ppl, 16 * MIB), [map(4096), log(384 * KIB)]);
+        assert_eq!(at(Level::Raid6, Consistency::Ppl, 1 << 40), [map(4096), log(16 * MIB)]);
+        assert_eq!(at(Level::Raid6, Consistency::Bitmap, 1 << 40), []);
+    }
 
     #[test]
     fn places_by_size() {

@@ -4,15 +4,23 @@
 //!   many possibilities this version serves.
 //! * [`private`]: the header of the area before the data that is ours alone.
 //! * [`layout`]: where all of that lies on a member of a given size.
-//! * [`update`]: what a superblock becomes when the array's state changes.
+//! * [`bitmap`] and [`bad_blocks`]: md's write-intent bitmap and bad-block log.
+//! * [`record`]: what the metadata become when the array's state changes, write by write.
+//! * [`take_over`]: what a start writes of bitmaps and logs that are not there or not whole.
+//! * [`ppl`] and [`write_log`]: the logs that close the write hole of RAID 5 and RAID 6.
 //!
 //! Everything here is pure: bytes in, values out, and back. Reading and writing
 //! drives is done by [`crate::device`] and [`crate::assemble`].
 
+pub mod bad_blocks;
+pub mod bitmap;
 pub mod layout;
+pub mod ppl;
 pub mod private;
+pub mod record;
 pub mod superblock;
-pub mod update;
+pub mod take_over;
+pub mod write_log;
 
 /// md counts in sectors of this many bytes, whatever the drive's block size.
 pub const SECTOR_BYTES: u64 = 512;
@@ -40,9 +48,9 @@ pub enum Level {
     Raid0,
     /// Every member a copy.
     Raid1,
-    /// Block parity in stripes; recognised, not served by this version.
+    /// Block parity in stripes.
     Raid5,
-    /// Two parities; recognised, not served by this version.
+    /// Two parities.
     Raid6,
     /// Striped pairs: each chunk on two neighbouring members.
     Raid10,
@@ -78,6 +86,52 @@ impl Level {
     #[must_use]
     pub fn is_redundant(self) -> bool {
         self != Self::Raid0
+    }
+}
+
+/// How an array is made consistent after a crash, by md's words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Consistency {
+    /// There is nothing that could be inconsistent: RAID 0.
+    None,
+    /// Everything is resynced.
+    Resync,
+    /// The regions that the write-intent bitmap names are resynced.
+    Bitmap,
+    /// A log is replayed: md's partial parity log for RAID 5, our write log for RAID 6.
+    Ppl,
+}
+
+impl Consistency {
+    /// What a new array of a level has if nothing else is asked for.
+    #[must_use]
+    pub fn default_of(level: Level) -> Self {
+        match level {
+            Level::Raid0 => Self::None,
+            Level::Raid1 | Level::Raid10 => Self::Bitmap,
+            Level::Raid5 | Level::Raid6 => Self::Ppl,
+        }
+    }
+
+    /// Whether a level can have it.
+    #[must_use]
+    pub fn is_for(self, level: Level) -> bool {
+        match self {
+            Self::None => level == Level::Raid0,
+            Self::Resync | Self::Bitmap => level.is_redundant(),
+            Self::Ppl => matches!(level, Level::Raid5 | Level::Raid6),
+        }
+    }
+}
+
+impl std::fmt::Display for Consistency {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::None => "none",
+            Self::Resync => "resync",
+            Self::Bitmap => "bitmap",
+            Self::Ppl => "ppl",
+        })
     }
 }
 

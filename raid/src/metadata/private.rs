@@ -17,7 +17,9 @@
 //!   72  section_count      4
 //!   76  zero               4
 //!   80  superblock_sha256 32   of all 4096 bytes of the superblock
-//!  112  zero             144
+//!  112  synced_bytes       8   while the superblock says "active": copies agree, or parity is right,
+//!                             below this offset of the array, but for what was being written
+//!  120  zero             136
 //!  256  sections     120×32   kind 4, flags 4, offset 8 (in the area), length 8, zero 8
 //! ```
 //!
@@ -37,6 +39,7 @@ use super::superblock::{SUPERBLOCK_BYTES, Superblock};
 use crc_fast::CrcAlgorithm::Crc32Iscsi;
 use sha2::{Digest, Sha256};
 use std::mem::{offset_of, size_of};
+use std::ops::Range;
 use thiserror::Error;
 use uuid::Uuid;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -80,7 +83,8 @@ struct RawHeader {
     section_count: U32,
     zero: U32,
     superblock_sha256: [u8; 32],
-    zero_2: [u8; 144],
+    synced_bytes: U64,
+    zero_2: [u8; 136],
     sections: [RawSection; MAX_SECTIONS],
 }
 
@@ -171,7 +175,11 @@ pub struct Header {
     pub private_bytes: u64,
     /// SHA-256 of the superblock that this header goes with.
     pub superblock_hash: [u8; 32],
-    /// What the area holds; empty in this version.
+    /// Copies agree, or parity is right, below this offset of the array (`u64::MAX`: everywhere),
+    /// but for what was being written. md has no room for that in the superblock of an array that
+    /// is active; it means something only where a log tells what was being written.
+    pub synced_bytes: u64,
+    /// What the area holds.
     pub sections: Vec<Section>,
 }
 
@@ -256,6 +264,7 @@ impl Header {
             data_offset_bytes: raw.data_offset_bytes.get(),
             private_bytes: raw.private_bytes.get(),
             superblock_hash: raw.superblock_sha256,
+            synced_bytes: raw.synced_bytes.get(),
             sections: Self::parse_sections(&raw)?,
         };
         header.check()?;
@@ -318,6 +327,7 @@ impl Header {
         raw.private_bytes = self.private_bytes.into();
         raw.section_count = U32::new(self.sections.len().min(MAX_SECTIONS) as u32);
         raw.superblock_sha256 = self.superblock_hash;
+        raw.synced_bytes = self.synced_bytes.into();
         for (raw, section) in raw.sections.iter_mut().zip(&self.sections) {
             raw.kind = section.kind.to_bits().into();
             raw.flags = section.flags.bits().into();
@@ -403,20 +413,63 @@ impl PrivateArea {
     /// The header that must be durable before `next` may be written, and where; None
     /// for a member without a private area.
     #[must_use]
-    pub fn header_for(&self, next: &Superblock) -> Option<(Header, Copy)> {
+    pub fn header_for(&self, next: &Superblock, synced_bytes: u64) -> Option<(Header, Copy)> {
         let (last, copy, sections) = match self {
             Self::Absent => return None,
-            // Whatever the sections held is void.
+            // Whatever the sections hold is void.
             Self::Void { last, copy } => (last, *copy, Vec::new()),
             Self::Believed { header, copy } => (header, *copy, header.sections.clone()),
         };
         let header = Header {
             generation: last.generation + 1,
             superblock_hash: superblock_hash(next),
+            synced_bytes,
             sections,
             ..last.clone()
         };
         Some((header, copy.other()))
+    }
+
+    /// The header that makes a void area count again, with the same sections, for the superblock
+    /// that is there; to be written when everything in them has been made anew.
+    #[must_use]
+    pub fn restored(&self, superblock: &Superblock) -> Option<(Header, Copy)> {
+        let Self::Void { last, copy } = self else { return None };
+        let header = Header {
+            generation: last.generation + 1,
+            superblock_hash: superblock_hash(superblock),
+            synced_bytes: 0,
+            ..last.clone()
+        };
+        Some((header, copy.other()))
+    }
+
+    /// The header, if what it says counts.
+    #[must_use]
+    pub fn believed(&self) -> Option<&Header> {
+        match self {
+            Self::Believed { header, .. } => Some(header),
+            Self::Void { .. } | Self::Absent => None,
+        }
+    }
+
+    /// The header, whether or not it counts: it says where things are.
+    #[must_use]
+    pub fn header(&self) -> Option<&Header> {
+        match self {
+            Self::Believed { header, .. } | Self::Void { last: header, .. } => Some(header),
+            Self::Absent => None,
+        }
+    }
+}
+
+impl Header {
+    /// Where the section of a kind lies, in bytes of the drive.
+    #[must_use]
+    pub fn place(&self, kind: SectionKind) -> Option<Range<u64>> {
+        let section = self.sections.iter().find(|s| s.kind == kind)?;
+        let begin = self.data_offset_bytes.checked_sub(self.private_bytes)? + section.offset_bytes;
+        Some(begin..begin + section.len_bytes)
     }
 }
 

@@ -1,8 +1,9 @@
 //! Round trips, damage, and when a header is believed.
 
 use super::*;
-use crate::metadata::superblock::{Geometry, NewSuperblock};
-use crate::metadata::update::{Change, Replica, plan_change};
+use crate::array::{MemberState, Wanted};
+use crate::metadata::record::{Before, Replica, plan_record};
+use crate::metadata::superblock::{Geometry, NewIntent, NewSuperblock};
 use crate::metadata::{Level, Timestamp};
 use proptest::prelude::*;
 
@@ -22,6 +23,7 @@ fn superblock(device: u128) -> Superblock {
         device_uuid: Uuid::from_u128(device),
         data_offset_bytes: 6 * MIB,
         bad_block_log_offset_bytes: super::super::layout::BAD_BLOCK_LOG_OFFSET_BYTES,
+        intent: NewIntent::None,
         in_sync: true,
         created: Timestamp(1),
     })
@@ -35,6 +37,7 @@ fn header(superblock: &Superblock) -> Header {
         data_offset_bytes: superblock.data_offset_bytes(),
         private_bytes: 4 * MIB,
         superblock_hash: superblock_hash(superblock),
+        synced_bytes: 77,
         sections: vec![Section {
             kind: SectionKind::Reservations,
             flags: SectionFlags::empty(),
@@ -59,7 +62,8 @@ fn golden_bytes() {
     assert_eq!(bytes[64..72], (4 * MIB).to_le_bytes());
     assert_eq!(bytes[72..80], [1, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(bytes[80..112], [0xab; 32]);
-    assert_eq!(bytes[112..256], [0; 144]);
+    assert_eq!(bytes[112..120], 77u64.to_le_bytes());
+    assert_eq!(bytes[120..256], [0; 136]);
     assert_eq!(bytes[256..264], [3, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(bytes[264..272], 8192u64.to_le_bytes());
     assert_eq!(bytes[272..280], 5000u64.to_le_bytes());
@@ -137,15 +141,18 @@ fn the_next_header_goes_over_the_copy_that_does_not_count() {
     let next = superblock(2);
     for copy in Copy::ALL {
         let area = PrivateArea::Believed { header: good.clone(), copy };
-        let (header, place) = area.header_for(&next).unwrap();
+        let (header, place) = area.header_for(&next, 78).unwrap();
         assert_eq!(place, copy.other());
         assert_eq!((header.generation, header.sections.len()), (6, 1));
         let area = PrivateArea::Void { last: good.clone(), copy };
-        let (header, place) = area.header_for(&next).unwrap();
+        let (header, place) = area.header_for(&next, 78).unwrap();
         assert_eq!(place, copy.other());
         assert_eq!(header.sections, [], "what md has made void stays void");
+        let (again, place) = area.restored(&next).unwrap();
+        assert_eq!((place, again.synced_bytes), (copy.other(), 0));
+        assert_eq!(again.sections, good.sections, "unless it is made anew");
     }
-    assert_eq!(PrivateArea::Absent.header_for(&next), None);
+    assert_eq!(PrivateArea::Absent.header_for(&next, 78), None);
 }
 
 /// md repeats event counts: only the hash tells that it was there.
@@ -155,15 +162,23 @@ fn an_equal_event_count_proves_nothing() {
     let replica = Replica {
         superblock: ours.clone(),
         private: PrivateArea::Believed { header: header(&ours), copy: Copy::First },
+        bad_blocks: None,
+    };
+    let wanted = Wanted {
+        version: 1,
+        active: true,
+        members: vec![MemberState::InSync],
+        rebuild_from: None,
+        resync_from: u64::MAX,
+        bad_blocks: vec![Vec::new()],
+        devices: vec![0],
     };
     let change = |now| {
         let mut after = replica.clone();
-        for write in plan_change(
-            std::slice::from_ref(&replica),
-            Level::Raid1,
-            Change::Active,
-            Timestamp(now),
-        ) {
+        let replicas = [Some(replica.clone())];
+        let geometry = ours.geometry().unwrap();
+        let before = Before { replicas: &replicas, active: false, geometry: &geometry };
+        for write in plan_record(&before, &wanted, Timestamp(now)).unwrap().writes {
             write.apply(&mut after);
         }
         after

@@ -1,229 +1,220 @@
-//! A simulated drive: delays, reordering, a volatile cache, torn writes, injected errors.
+//! A simulated drive: two images, a volatile cache, torn writes.
 //!
-//! There are two images of the drive: what reads see, and what survives a power cut. A write is
-//! applied to the first at some moment between submission and completion, whole or in two parts.
-//! It reaches the second with a flush that begins after its completion, with its own FUA, or (on
-//! drives without a cache) when it completes. A power cut leaves in every block the surviving
-//! value or any of those written later, applied or only submitted, each block by itself.
+//! One image is what reads see, the other what survives a power cut. A write is applied to the
+//! first at some moment between submission and completion, whole or in parts. It reaches the second
+//! with a flush that begins after its completion, with its own FUA, or (on drives without a cache)
+//! when it completes. A power cut leaves in every atomic unit the surviving value or any of those
+//! written later, applied or only submitted, each unit by itself.
 //!
-//! A write that is told to fail applies any part of itself. A flush that fails leaves what it was
-//! for in the cache for ever: no later flush saves it.
+//! A flush that fails leaves what it was for in the cache for ever: no later flush saves it.
 
-use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::rc::Rc;
 
-use super::world::World;
-use crate::buffer::{Buffer, SharedBuffer};
-use crate::drive::{Drive, DriveError};
+use super::image::{Image, SECTOR_BYTES};
 
-/// The simulated drives' block size.
-pub(crate) const BLOCK_BYTES: usize = 512;
-
-/// What kinds of operations an injected error hits.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Kind {
-    Read,
-    Write,
-    Flush,
-    Zero,
-}
-
-/// Errors to come, counted over all operations of all drives.
-#[derive(Default)]
-pub(crate) struct Faults {
-    calls: Cell<u64>,
-    plan: Cell<Option<Plan>>,
-    injected: Cell<u64>,
-}
-
-/// One planned error.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Plan {
-    /// The call that fails, counted from 0 since the plan was made.
-    pub(crate) at_call: u64,
-    pub(crate) error: DriveError,
-    /// Only this kind of operation; others pass, and the error waits for the next one that fits.
-    pub(crate) only: Option<Kind>,
-    /// So many operations that fit fail.
-    pub(crate) times: u64,
-}
-
-impl Faults {
-    pub(crate) fn plan(&self, plan: Option<Plan>) {
-        self.calls.set(0);
-        self.plan.set(plan);
-    }
-
-    /// Operations since the plan was made.
-    pub(crate) fn calls(&self) -> u64 {
-        self.calls.get()
-    }
-
-    /// Errors injected so far.
-    pub(crate) fn injected(&self) -> u64 {
-        self.injected.get()
-    }
-
-    /// Lets operations pass uncounted until [`Self::resume`].
-    pub(crate) fn suspend(&self) -> (u64, Option<Plan>) {
-        (self.calls.get(), self.plan.take())
-    }
-
-    pub(crate) fn resume(&self, (calls, plan): (u64, Option<Plan>)) {
-        self.calls.set(calls);
-        self.plan.set(plan);
-    }
-
-    fn next(&self, kind: Kind) -> Option<DriveError> {
-        let call = self.calls.get();
-        self.calls.set(call + 1);
-        let plan = self.plan.get()?;
-        // What makes no sense for an operation is not injected into it.
-        let fits = match plan.error {
-            DriveError::NoSpace => matches!(kind, Kind::Write | Kind::Zero),
-            DriveError::Unsupported => matches!(kind, Kind::Write | Kind::Zero),
-            _ => true,
-        };
-        if call < plan.at_call || !fits || plan.only.is_some_and(|only| only != kind) {
-            return None;
-        }
-        let times = plan.times - 1;
-        self.plan.set((times > 0).then_some(Plan { times, ..plan }));
-        self.injected.set(self.injected.get() + 1);
-        Some(plan.error)
-    }
-}
+/// Never, as a time.
+pub(crate) const NEVER: u64 = u64::MAX;
 
 /// A write that has begun and not ended.
 struct UnderWay {
     id: u64,
-    first_block: usize,
+    first_sector: usize,
     data: Rc<[u8]>,
+    atomic_sectors: usize,
+    /// It survives once it has completed.
+    fua: bool,
 }
 
 /// A part of a write that was applied, and may not survive yet.
 struct Applied {
     sequence: u64,
     id: u64,
-    first_block: usize,
+    first_sector: usize,
     data: Rc<[u8]>,
+    atomic_sectors: usize,
     /// Counter of the disk's events when the write completed.
     completed: Option<u64>,
     /// A flush for it has failed.
     is_lost: bool,
 }
 
+/// What kind of drive it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Model {
+    pub(crate) size_bytes: usize,
+    pub(crate) block_bytes: usize,
+    /// What a power cut leaves whole: 512 or 4096.
+    pub(crate) atomic_bytes: usize,
+    pub(crate) has_volatile_cache: bool,
+    pub(crate) can_zero: bool,
+}
+
 /// The drive itself; it outlives the worlds that use it.
 pub(crate) struct Disk {
+    /// Its number among all drives of the life.
     pub(crate) name: usize,
-    visible: Vec<u8>,
-    surviving: Vec<u8>,
-    /// By block: the sequence number of what survives there.
+    pub(crate) model: Model,
+    /// It is pulled out.
+    pub(crate) is_gone: bool,
+    /// It answers nothing until then (in the world's time).
+    pub(crate) hung_until: u64,
+    /// Operations that timed out, and may still happen.
+    pub(crate) late: usize,
+    visible: Image,
+    surviving: Image,
+    /// By sector: the sequence number of what survives there.
     surviving_sequence: Vec<u64>,
+    /// Sectors that cannot be read until they are written.
+    bad: BTreeSet<usize>,
     applied: Vec<Applied>,
     under_way: Vec<UnderWay>,
     next: u64,
-    has_volatile_cache: bool,
-    can_zero: bool,
 }
 
 impl Disk {
-    pub(crate) fn new(name: usize, size_bytes: usize, cache: bool, can_zero: bool) -> Self {
+    pub(crate) fn new(name: usize, model: Model) -> Self {
         Self {
             name,
-            visible: vec![0; size_bytes],
-            surviving: vec![0; size_bytes],
-            surviving_sequence: vec![0; size_bytes / BLOCK_BYTES],
+            model,
+            is_gone: false,
+            hung_until: 0,
+            late: 0,
+            visible: Image::new(model.size_bytes),
+            surviving: Image::new(model.size_bytes),
+            surviving_sequence: vec![0; model.size_bytes / SECTOR_BYTES],
+            bad: BTreeSet::new(),
             applied: Vec::new(),
             under_way: Vec::new(),
             next: 1,
-            has_volatile_cache: cache,
-            can_zero,
         }
     }
 
     /// What reads see.
-    pub(crate) fn visible(&self) -> &[u8] {
+    pub(crate) fn visible(&self) -> &Image {
         &self.visible
     }
 
     /// What survives a power cut at the least.
-    pub(crate) fn surviving(&self) -> &[u8] {
+    pub(crate) fn surviving(&self) -> &Image {
         &self.surviving
     }
 
-    /// Fills both images, before the first use.
-    pub(crate) fn fill(&mut self, mut byte: impl FnMut(usize) -> u8) {
-        for block in 0..self.surviving_sequence.len() {
-            let value = byte(block);
-            let range = block * BLOCK_BYTES..(block + 1) * BLOCK_BYTES;
-            self.visible[range.clone()].fill(value);
-            self.surviving[range].fill(value);
-        }
+    /// Fills a range with junk before the first use.
+    pub(crate) fn set_junk(&mut self, range: Range<usize>, byte: u8) {
+        self.visible.set_junk(range.clone(), byte);
+        self.surviving.set_junk(range, byte);
     }
 
-    /// The power fails: of what does not survive for sure, `keeps` decides block by block.
+    /// The power fails, or the drive is pulled out: of what does not survive for sure, `keeps`
+    /// decides unit by unit. What was late will never happen.
     pub(crate) fn cut_power(&mut self, mut keeps: impl FnMut() -> bool) {
+        self.late = 0;
+        self.hung_until = 0;
         let applied = std::mem::take(&mut self.applied);
         let under_way = std::mem::take(&mut self.under_way);
+        let mut touched: Vec<Range<usize>> = Vec::new();
         let newer = applied
             .iter()
-            .map(|applied| (applied.sequence, applied.first_block, &applied.data))
-            .chain(under_way.iter().map(|write| (u64::MAX, write.first_block, &write.data)));
-        for (sequence, first_block, data) in newer {
-            for (index, block) in data.chunks(BLOCK_BYTES).enumerate() {
-                let at = first_block + index;
-                if sequence > self.surviving_sequence[at] && keeps() {
-                    self.surviving[at * BLOCK_BYTES..][..BLOCK_BYTES].copy_from_slice(block);
+            .map(|a| (a.sequence, a.first_sector, &a.data, a.atomic_sectors))
+            .chain(under_way.iter().map(|w| (NEVER, w.first_sector, &w.data, w.atomic_sectors)));
+        for (sequence, first_sector, data, atomic_sectors) in newer {
+            let end = first_sector + data.len() / SECTOR_BYTES;
+            touched.push(first_sector..end);
+            let mut at = first_sector;
+            while at < end {
+                let unit_end = ((at / atomic_sectors + 1) * atomic_sectors).min(end);
+                if keeps() {
+                    for sector in at..unit_end {
+                        if sequence > self.surviving_sequence[sector] {
+                            let from = (sector - first_sector) * SECTOR_BYTES;
+                            let bytes = &data[from..from + SECTOR_BYTES];
+                            self.surviving.write(sector * SECTOR_BYTES, bytes);
+                        }
+                    }
                 }
+                at = unit_end;
             }
         }
-        self.visible.copy_from_slice(&self.surviving);
+        for range in touched {
+            let (from, len) = (range.start * SECTOR_BYTES, range.len() * SECTOR_BYTES);
+            self.visible.copy(&self.surviving, from, len);
+        }
     }
 
-    /// The process ends but the drives keep their power: what was applied stays, and `keeps`
-    /// decides which of the writes under way are still carried out. A drive whose flush failed has
-    /// recovered when the next process comes: what becomes of members that have failed is not this
-    /// simulation's business.
+    /// The process ends but the drive keeps its power: what was applied stays, and `keeps` decides
+    /// which of the writes under way are still carried out. (The next process waits for the end of
+    /// the requests of this one.) A drive whose flush failed has recovered when the next process comes:
+    /// nobody tells that one of the failure.
     pub(crate) fn lose_process(&mut self, mut keeps: impl FnMut() -> bool) {
-        let ids: Vec<u64> = self.under_way.iter().map(|write| write.id).collect();
-        for id in ids {
+        (self.late, self.hung_until) = (0, 0);
+        let writes: Vec<_> = self.under_way.iter().map(|write| (write.id, write.fua)).collect();
+        for (id, fua) in writes {
             if keeps() {
                 self.apply(id, 0..usize::MAX);
             }
-            self.complete(id, !self.has_volatile_cache);
+            self.complete(id, fua || !self.model.has_volatile_cache);
         }
         self.applied.iter_mut().for_each(|applied| applied.is_lost = false);
     }
 
-    fn begin(&mut self, offset_bytes: u64, data: Rc<[u8]>) -> u64 {
+    /// A write has been submitted.
+    pub(crate) fn begin(
+        &mut self,
+        offset_bytes: u64,
+        data: Rc<[u8]>,
+        atomic_bytes: usize,
+        fua: bool,
+    ) -> u64 {
         let id = self.tick();
-        let first_block = offset_bytes as usize / BLOCK_BYTES;
-        self.under_way.push(UnderWay { id, first_block, data });
+        let first_sector = offset_bytes as usize / SECTOR_BYTES;
+        let atomic_sectors = atomic_bytes / SECTOR_BYTES;
+        self.under_way.push(UnderWay { id, first_sector, data, atomic_sectors, fua });
         id
     }
 
-    fn tick(&mut self) -> u64 {
+    /// The next of the disk's moments.
+    pub(crate) fn tick(&mut self) -> u64 {
         self.next += 1;
         self.next
     }
 
-    /// Applies some blocks of a write, counted from its first one.
-    fn apply(&mut self, id: u64, blocks: Range<usize>) {
+    /// Applies some sectors of a write, counted from its first one.
+    pub(crate) fn apply(&mut self, id: u64, sectors: Range<usize>) {
         let Some(write) = self.under_way.iter().find(|write| write.id == id) else { return };
-        let count = write.data.len() / BLOCK_BYTES;
-        let blocks = blocks.start.min(count)..blocks.end.min(count);
-        let data: Rc<[u8]> =
-            write.data[blocks.start * BLOCK_BYTES..blocks.end * BLOCK_BYTES].into();
-        let first_block = write.first_block + blocks.start;
-        self.visible[first_block * BLOCK_BYTES..][..data.len()].copy_from_slice(&data);
+        let count = write.data.len() / SECTOR_BYTES;
+        let sectors = sectors.start.min(count)..sectors.end.min(count);
+        if sectors.is_empty() {
+            return;
+        }
+        let data = if sectors.len() == count {
+            Rc::clone(&write.data)
+        } else {
+            write.data[sectors.start * SECTOR_BYTES..sectors.end * SECTOR_BYTES].into()
+        };
+        let first_sector = write.first_sector + sectors.start;
+        let atomic_sectors = write.atomic_sectors;
+        self.visible.write(first_sector * SECTOR_BYTES, &data);
+        if !self.bad.is_empty() {
+            let written = first_sector..first_sector + sectors.len();
+            self.bad.retain(|sector| !written.contains(sector));
+        }
         let sequence = self.tick();
-        let applied = Applied { sequence, id, first_block, data, completed: None, is_lost: false };
-        self.applied.push(applied);
+        let (completed, is_lost) = (None, false);
+        self.applied.push(Applied {
+            sequence,
+            id,
+            first_sector,
+            data,
+            atomic_sectors,
+            completed,
+            is_lost,
+        });
     }
 
-    fn complete(&mut self, id: u64, survives: bool) {
+    /// A write has ended.
+    pub(crate) fn complete(&mut self, id: u64, survives: bool) {
         let now = self.tick();
         self.under_way.retain(|write| write.id != id);
         for applied in self.applied.iter_mut().filter(|applied| applied.id == id) {
@@ -234,6 +225,16 @@ impl Disk {
         }
     }
 
+    /// Ends a flush that began at `began`.
+    pub(crate) fn flush(&mut self, began: u64, succeeds: bool) {
+        let is_covered = |applied: &Applied| applied.completed.is_some_and(|at| at < began);
+        if succeeds {
+            self.save(|applied| is_covered(applied) && !applied.is_lost);
+        } else {
+            self.applied.iter_mut().filter(|a| is_covered(a)).for_each(|a| a.is_lost = true);
+        }
+    }
+
     /// What is meant survives from now on.
     fn save(&mut self, is_meant: impl Fn(&Applied) -> bool) {
         let (surviving, sequences) = (&mut self.surviving, &mut self.surviving_sequence);
@@ -241,147 +242,123 @@ impl Disk {
             if !is_meant(applied) {
                 return true;
             }
-            for (index, block) in applied.data.chunks(BLOCK_BYTES).enumerate() {
-                let at = applied.first_block + index;
-                if applied.sequence > sequences[at] {
-                    sequences[at] = applied.sequence;
-                    surviving[at * BLOCK_BYTES..][..BLOCK_BYTES].copy_from_slice(block);
+            let count = applied.data.len() / SECTOR_BYTES;
+            let at = &mut sequences[applied.first_sector..applied.first_sector + count];
+            if at.iter().all(|&sequence| sequence < applied.sequence) {
+                at.fill(applied.sequence);
+                surviving.write(applied.first_sector * SECTOR_BYTES, &applied.data);
+                return false;
+            }
+            for (index, sector) in applied.data.chunks(SECTOR_BYTES).enumerate() {
+                if applied.sequence > at[index] {
+                    at[index] = applied.sequence;
+                    surviving.write((applied.first_sector + index) * SECTOR_BYTES, sector);
                 }
             }
             false
         });
     }
-}
 
-/// One core's handle on a simulated drive.
-pub(crate) struct SimDrive {
-    pub(crate) world: Rc<World>,
-    pub(crate) disk: Rc<RefCell<Disk>>,
-    pub(crate) faults: Rc<Faults>,
-    /// Called before every write and zeroing.
-    pub(crate) before_write: Rc<dyn Fn()>,
-}
-
-impl SimDrive {
-    async fn delay(&self) {
-        // Mostly quick, now and then slow: later operations overtake.
-        let bound = if self.world.one_in(8) { 400_000 } else { 40_000 };
-        self.world.sleep_ns(1 + self.world.below(bound)).await;
+    /// Makes sectors unreadable until they are written.
+    pub(crate) fn spoil(&mut self, sectors: Range<usize>) {
+        self.bad.extend(sectors);
     }
 
-    async fn change(
-        &self,
-        kind: Kind,
-        offset_bytes: u64,
-        data: Rc<[u8]>,
-        fua: bool,
-    ) -> Result<(), DriveError> {
-        (self.before_write)();
-        let blocks = data.len() / BLOCK_BYTES;
-        let fault = self.faults.next(kind);
-        let name = self.disk.borrow().name;
-        let id = self.disk.borrow_mut().begin(offset_bytes, data);
-        self.world.trace(|| {
-            format!("drive {name}: {kind:?} {id} at {offset_bytes}, {blocks} blocks, fua {fua}")
-        });
-        self.delay().await;
-        if let Some(error) = fault {
-            let (a, b) = (self.world.below(blocks as u64 + 1), self.world.below(blocks as u64 + 1));
-            self.disk.borrow_mut().apply(id, a.min(b) as usize..a.max(b) as usize);
-            self.delay().await;
-            let mut disk = self.disk.borrow_mut();
-            let survives = !disk.has_volatile_cache;
-            disk.complete(id, survives);
-            self.world.trace(|| format!("drive {name}: {id} fails: {error}"));
-            return Err(error);
-        }
-        let first = if self.world.one_in(2) {
-            blocks
-        } else {
-            self.world.below(blocks as u64 + 1) as usize
-        };
-        self.disk.borrow_mut().apply(id, 0..first);
-        if first < blocks {
-            self.delay().await;
-            self.disk.borrow_mut().apply(id, first..blocks);
-        }
-        self.delay().await;
-        let mut disk = self.disk.borrow_mut();
-        let survives = fua || !disk.has_volatile_cache;
-        disk.complete(id, survives);
-        self.world.trace(|| format!("drive {name}: {id} done"));
-        Ok(())
+    /// Whether all of a range can be read.
+    pub(crate) fn is_readable(&self, offset_bytes: u64, len: usize) -> bool {
+        let first = offset_bytes as usize / SECTOR_BYTES;
+        self.bad.is_empty()
+            || self.bad.range(first..first + len.div_ceil(SECTOR_BYTES)).next().is_none()
+    }
+
+    /// Makes a range zeros at once, surviving; nothing is under way there.
+    pub(crate) fn zero(&mut self, offset_bytes: u64, len_bytes: u64) {
+        let (offset, len) = (offset_bytes as usize, len_bytes as usize);
+        self.visible.zero(offset, len);
+        self.surviving.zero(offset, len);
+        let sectors = offset / SECTOR_BYTES..(offset + len) / SECTOR_BYTES;
+        self.bad.retain(|sector| !sectors.contains(sector));
+        let now = self.tick();
+        self.surviving_sequence[sectors].fill(now);
+    }
+
+    /// Writes at once, surviving.
+    pub(crate) fn write_now(&mut self, offset_bytes: u64, data: &[u8]) {
+        let id = self.begin(offset_bytes, data.into(), SECTOR_BYTES, true);
+        self.apply(id, 0..usize::MAX);
+        self.complete(id, true);
     }
 }
 
-impl Drive for SimDrive {
-    async fn read(
-        &self,
-        offset_bytes: u64,
-        mut buffer: Buffer,
-    ) -> (Result<(), DriveError>, Buffer) {
-        let fault = self.faults.next(Kind::Read);
-        self.delay().await;
-        let name = self.disk.borrow().name;
-        if let Some(error) = fault {
-            buffer.fill(0xbd);
-            self.world.trace(|| format!("drive {name}: read at {offset_bytes} fails: {error}"));
-            return (Err(error), buffer);
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn disk(atomic_bytes: usize) -> Disk {
+        let (size_bytes, block_bytes) = (64 << 10, 512);
+        let (has_volatile_cache, can_zero) = (true, true);
+        Disk::new(0, Model { size_bytes, block_bytes, atomic_bytes, has_volatile_cache, can_zero })
+    }
+
+    fn write(disk: &mut Disk, offset: u64, bytes: &[u8]) {
+        let atomic = disk.model.atomic_bytes;
+        let id = disk.begin(offset, bytes.into(), atomic, false);
+        disk.apply(id, 0..usize::MAX);
+        disk.complete(id, false);
+    }
+
+    fn sector(image: &Image, number: usize) -> u8 {
+        let mut bytes = [0; SECTOR_BYTES];
+        image.read(number * SECTOR_BYTES, &mut bytes);
+        assert!(bytes.iter().all(|&byte| byte == bytes[0]));
+        bytes[0]
+    }
+
+    #[test]
+    fn only_what_was_flushed_is_sure_to_survive() {
+        let mut disk = disk(512);
+        write(&mut disk, 0, &[1; 1024]);
+        let began = disk.tick();
+        write(&mut disk, 512, &[2; 1024]);
+        disk.flush(began, true);
+        assert_eq!((sector(disk.visible(), 1), sector(disk.surviving(), 1)), (2, 1));
+        disk.cut_power(|| false);
+        let found: Vec<_> = (0..4).map(|number| sector(disk.visible(), number)).collect();
+        assert_eq!(found, [1, 1, 0, 0]);
+    }
+
+    #[test]
+    fn a_failed_flush_loses_for_ever_what_it_was_for() {
+        let mut disk = disk(512);
+        write(&mut disk, 0, &[1; 512]);
+        let began = disk.tick();
+        disk.flush(began, false);
+        let began = disk.tick();
+        disk.flush(began, true);
+        assert_eq!(sector(disk.surviving(), 0), 0);
+    }
+
+    #[test]
+    fn power_cuts_tear_between_atomic_units_only() {
+        for (atomic, expected) in [(512, vec![0, 3, 0, 3]), (1024, vec![0, 0, 3, 3])] {
+            let mut disk = disk(atomic);
+            write(&mut disk, 0, &[3; 2048]);
+            let mut keeps = false;
+            disk.cut_power(|| {
+                keeps = !keeps;
+                !keeps
+            });
+            let found: Vec<_> = (0..4).map(|number| sector(disk.visible(), number)).collect();
+            assert_eq!(found, expected);
         }
-        let len = buffer.len();
-        buffer.copy_from_slice(&self.disk.borrow().visible[offset_bytes as usize..][..len]);
-        self.world.trace(|| format!("drive {name}: read at {offset_bytes}, {len} bytes"));
-        self.delay().await;
-        (Ok(()), buffer)
     }
 
-    async fn write(
-        &self,
-        offset_bytes: u64,
-        data: SharedBuffer,
-        fua: bool,
-    ) -> Result<(), DriveError> {
-        self.change(Kind::Write, offset_bytes, data[..].into(), fua).await
-    }
-
-    async fn flush(&self) -> Result<(), DriveError> {
-        let start = self.disk.borrow_mut().tick();
-        let fault = self.faults.next(Kind::Flush);
-        self.delay().await;
-        let mut disk = self.disk.borrow_mut();
-        let is_covered = |applied: &Applied| applied.completed.is_some_and(|at| at < start);
-        if let Some(error) = fault {
-            disk.applied.iter_mut().filter(|a| is_covered(a)).for_each(|a| a.is_lost = true);
-            self.world.trace(|| format!("drive {}: flush fails: {error}", disk.name));
-            return Err(error);
-        }
-        disk.save(|applied| is_covered(applied) && !applied.is_lost);
-        self.world.trace(|| format!("drive {}: flushed", disk.name));
-        Ok(())
-    }
-
-    async fn write_zeroes(
-        &self,
-        offset_bytes: u64,
-        len_bytes: u64,
-        _deallocate: bool,
-    ) -> Result<(), DriveError> {
-        if !self.disk.borrow().can_zero {
-            return Err(DriveError::Unsupported);
-        }
-        let zeros = vec![0; len_bytes as usize].into();
-        self.change(Kind::Zero, offset_bytes, zeros, false).await
-    }
-
-    fn has_volatile_cache(&self) -> bool {
-        self.disk.borrow().has_volatile_cache
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.disk.borrow().visible.len() as u64
-    }
-
-    fn block_size_bytes(&self) -> u32 {
-        BLOCK_BYTES as u32
+    #[test]
+    fn a_spoilt_sector_is_readable_again_once_written() {
+        let mut disk = disk(512);
+        disk.spoil(3..5);
+        assert!(!disk.is_readable(1536, 512) && disk.is_readable(1024, 512));
+        write(&mut disk, 1536, &[9; 512]);
+        assert!(disk.is_readable(1536, 512) && !disk.is_readable(1536, 1024));
     }
 }

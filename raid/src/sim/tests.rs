@@ -1,111 +1,122 @@
 //! Many lives of arrays, and an error at every call of some.
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::Duration;
 
-use super::disk::{Kind, Plan};
-use super::run::{Life, Story};
-use crate::drive::DriveError;
+use super::faults::{Fault, Plan};
+use super::life::{Life, Plot};
+use super::mutations::MUTATIONS;
+use super::runner::{Outcome, Run, number};
+use crate::geometry::Level;
 
-/// Tells how to repeat a run that panics.
-fn with_seed(seed: u64, what: &str, run: impl FnOnce() -> Story) -> Story {
-    match catch_unwind(AssertUnwindSafe(run)) {
-        Ok(story) => story,
-        Err(panic) => {
-            eprintln!(
-                "\nsimulation: seed {seed} fails ({what}); to see it: RAIDFABRIC_SIM_SEED={seed} \
-                 RAIDFABRIC_SIM_TRACE=1 cargo test -p raidfabric-raid sim -- --nocapture"
-            );
-            resume_unwind(panic)
-        }
+const MIRRORS: &[Level] = &[Level::Raid0, Level::Raid1, Level::Raid1, Level::Raid10, Level::Raid10];
+
+const PARITY: &[Level] = &[Level::Raid5, Level::Raid6];
+
+/// The levels that the environment asks for, or all.
+fn levels() -> Vec<Level> {
+    match std::env::var("RAIDFABRIC_SIM_LEVELS").as_deref() {
+        Ok("mirrors") => MIRRORS.to_vec(),
+        Ok("parity") => PARITY.to_vec(),
+        _ => [MIRRORS, PARITY, PARITY].concat(),
     }
 }
 
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok()?.parse().ok()
+fn plot() -> Plot {
+    Plot { levels: levels(), boots: 4, faulty_boots: 50, first: Vec::new() }
 }
 
-/// The seeds to run, and whether it is the usual set.
-fn seeds(usual: u64) -> (std::ops::Range<u64>, bool) {
-    match (number("RAIDFABRIC_SIM_SEED"), number("RAIDFABRIC_SIM_SEEDS")) {
-        (Some(seed), _) => (seed..seed + 1, false),
-        (None, Some(count)) => (0..count, count >= usual),
-        (None, None) => (0..usual, true),
-    }
+fn many_lives_of(plot: &Plot, usual: u64) -> Outcome {
+    let outcome = Run::new(usual).run(|seed| Life::new(seed, plot.clone()).live());
+    println!("{} seeds:\n{:?}", outcome.seeds, outcome.story);
+    outcome
 }
 
 #[test]
 fn many_lives() {
-    let (seeds, is_usual) = seeds(if cfg!(debug_assertions) { 250 } else { 2500 });
-    let mut all = Story::default();
-    for seed in seeds {
-        all.add(&with_seed(seed, "many lives", || Life::new(seed).live(4, seed % 2 == 1)));
-    }
-    println!("{all:#?}");
-    if is_usual {
-        // The runs reach what they are meant to test.
-        assert!(all.power_cuts > 50 && all.deaths > 50 && all.clean_stops > 50);
-        assert!(all.resyncs_completed > 50 && all.resumed_resyncs > 2);
-        assert!(all.injected_errors > 20 && all.failed_arrays > 5 && all.no_space > 2);
-        assert!(all.reads_from_other_copies > 0);
-        assert!(all.requests > 10 * all.failed_requests, "most requests succeed");
-    }
+    let usual = if cfg!(debug_assertions) { 250 } else { 2500 };
+    let outcome = many_lives_of(&plot(), usual);
+    outcome.expect_clean("sim::tests::many_lives");
 }
 
 /// Every operation on a drive fails once, in every way: nothing hangs, panics, or breaks a promise,
 /// in this boot and after the next.
 #[test]
 fn an_error_at_every_call() {
-    let errors = [
-        DriveError::Io { errno: 5 },
-        DriveError::NoSpace,
-        DriveError::Gone,
-        DriveError::Short { done_bytes: 512, wanted_bytes: 4096 },
+    let faults = [
+        Fault::Write,
+        Fault::NoSpace,
+        Fault::Gone,
+        Fault::Read { sticky: true },
+        Fault::Flush,
+        Fault::Hang { nanoseconds: super::disk::NEVER },
     ];
-    let (lives, stride) = if cfg!(debug_assertions) { (3, 31) } else { (12, 1) };
+    let (lives, stride) = if cfg!(debug_assertions) { (3, 31) } else { (12, 7) };
     // Of a life there are as many runs as calls, so the number of seeds is not for asking.
     let seeds = number("RAIDFABRIC_SIM_SEED").map_or(0..lives, |seed| seed..seed + 1);
-    for seed in seeds {
-        let calls = with_seed(seed, "no error", || Life::new(seed).live(1, false)).calls;
-        let mut injected = 0;
-        for at_call in (seed % stride..calls).step_by(stride as usize) {
-            // All four in turn, and every call with each of them over the seeds.
-            let error = errors[((at_call / stride + seed) % 4) as usize];
-            let what = format!("{error} at call {at_call}");
-            let story = with_seed(seed, &what, || {
-                let mut life = Life::new(seed);
-                life.plan(Some(Plan { at_call, error, only: None, times: 1 }));
-                life.live(2, false)
-            });
-            injected += story.injected_errors;
+    let run = Run { seeds, time: None, mutation: "", most_failures: 10 };
+    let outcome = run.run(|seed| {
+        let quiet = Plot { boots: 1, faulty_boots: 0, ..plot() };
+        let mut life = Life::new(seed, quiet);
+        let mut story = life.live();
+        for at_call in (seed % stride..life.calls()).step_by(stride as usize) {
+            // All of them in turn, and every call with each of them over the seeds.
+            let fault = faults[((at_call / stride + seed) % 6) as usize];
+            let first = vec![Plan { at_call, disk: None, fault, times: 1 }];
+            let plot = Plot { boots: 2, faulty_boots: 0, first, ..plot() };
+            let one = super::runner::catch(|| Life::new(seed, plot).live());
+            match one {
+                Ok(one) => story.add(&one),
+                Err(message) => panic!("with {fault:?} at call {at_call}: {message}"),
+            }
         }
-        assert!(injected * 2 > calls / stride, "{injected} errors in {calls} calls");
-    }
+        story
+    });
+    println!("{} seeds:\n{:?}", outcome.seeds, outcome.story);
+    outcome.expect_clean("sim::tests::an_error_at_every_call");
 }
 
-/// Lives in which the first error hits one kind of operation.
-fn lives_with(kind: Kind, what: &str) {
-    let (seeds, _) = seeds(if cfg!(debug_assertions) { 30 } else { 600 });
-    let mut all = Story::default();
-    for seed in seeds {
-        let story = with_seed(seed, what, || {
-            let mut life = Life::new(seed);
-            let error = DriveError::Io { errno: 5 };
-            life.plan(Some(Plan { at_call: seed % 40, error, only: Some(kind), times: 1 }));
-            life.live(3, false)
-        });
-        all.add(&story);
-    }
-    println!("{all:#?}");
-}
-
-/// After a failed flush nothing that it was for counts as safe.
+/// Lives for as long as `RAIDFABRIC_SIM_MINUTES` says (or an hour), from the seed
+/// `RAIDFABRIC_SIM_SEED` on (or one made of the time).
 #[test]
-fn failing_flushes() {
-    lives_with(Kind::Flush, "a flush fails");
+#[ignore = "it takes as long as it is told to"]
+fn soak() {
+    let minutes = number("RAIDFABRIC_SIM_MINUTES").unwrap_or(60);
+    let now = std::time::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_secs());
+    let first = number("RAIDFABRIC_SIM_SEED").unwrap_or(now << 24);
+    let run = Run {
+        seeds: first..u64::MAX,
+        time: Some(Duration::from_secs(60 * minutes)),
+        mutation: "",
+        most_failures: 10,
+    };
+    let outcome = run.run(|seed| Life::new(seed, plot()).live());
+    println!("{} seeds from {first} on:\n{:?}", outcome.seeds, outcome.story);
+    outcome.expect_clean("sim::tests::many_lives");
 }
 
-/// A read error early, when copies may not agree yet.
+/// Every mutation is noticed; prints by how many seeds.
 #[test]
-fn failing_reads() {
-    lives_with(Kind::Read, "a read fails");
+#[ignore = "it lives thousands of lives"]
+fn mutations_are_noticed() {
+    let most = number("RAIDFABRIC_SIM_SEEDS").unwrap_or(20_000);
+    let wanted = std::env::var("RAIDFABRIC_SIM_MUTATION").unwrap_or_default();
+    let mut unnoticed = Vec::new();
+    println!("| mutation | what it breaks | seeds | how it shows |\n|---|---|---|---|");
+    for mutation in MUTATIONS.iter().filter(|m| wanted.is_empty() || m.name == wanted) {
+        let run = Run { seeds: 0..most, time: None, mutation: mutation.name, most_failures: 1 };
+        let outcome = run.run(|seed| Life::new(seed, plot()).live());
+        let how = outcome
+            .failures
+            .first()
+            .map(|failure| failure.message.lines().next().unwrap_or_default().to_owned());
+        let (name, breaks) = (mutation.name, mutation.breaks);
+        match how {
+            Some(how) => println!("| `{name}` | {breaks} | {} | {how} |", outcome.seeds),
+            None => {
+                println!("| `{name}` | {breaks} | not in {} | |", outcome.seeds);
+                unnoticed.push(name);
+            }
+        }
+    }
+    assert!(unnoticed.is_empty(), "not noticed: {unnoticed:?}");
 }

@@ -11,7 +11,7 @@ use std::collections::BinaryHeap;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
@@ -97,6 +97,19 @@ impl Wake for TaskWaker {
     }
 }
 
+/// Whether the environment asks to be told what happens (`RAIDFABRIC_SIM_TRACE`).
+pub(crate) fn is_traced() -> bool {
+    static TRACES: OnceLock<bool> = OnceLock::new();
+    *TRACES.get_or_init(|| std::env::var_os("RAIDFABRIC_SIM_TRACE").is_some())
+}
+
+/// Tells what happens outside of a world, if anybody listens.
+pub(crate) fn tell(line: impl FnOnce() -> String) {
+    if is_traced() {
+        println!("{:>15}  {}", "", line());
+    }
+}
+
 /// The executor. See the file's head.
 pub(crate) struct World {
     now: Cell<u64>,
@@ -123,8 +136,13 @@ impl World {
             bells: RefCell::default(),
             hooks: RefCell::default(),
             steps: Cell::new(0),
-            traces: std::env::var_os("RAIDFABRIC_SIM_TRACE").is_some(),
+            traces: is_traced(),
         })
+    }
+
+    /// The time, in nanoseconds since the world began.
+    pub(crate) fn now_ns(&self) -> u64 {
+        self.now.get()
     }
 
     pub(crate) fn below(&self, bound: u64) -> u64 {
@@ -215,7 +233,7 @@ impl World {
 
     fn step(&self) -> bool {
         self.steps.set(self.steps.get() + 1);
-        assert!(self.steps.get() < 3_000_000, "the run does not come to an end");
+        assert!(self.steps.get() < 1_000_000, "the run does not come to an end");
         let rung = std::mem::take(&mut self.inbox.lock().unwrap().rung);
         for core in rung {
             let delay = self.below(60_000);

@@ -5,9 +5,9 @@ use clap::Args;
 
 use super::{ConfigFile, Failure, print};
 use crate::config::cores::{self, Available};
-use crate::config::drives::Drives;
+use crate::config::drives::{Absence, Drives};
 use crate::config::memory::Bound;
-use crate::config::{self, Config, Level, Loaded, format_bytes};
+use crate::config::{self, Config, Loaded, format_bytes};
 use crate::server::present;
 
 /// Arguments of `check`.
@@ -23,7 +23,7 @@ pub(super) struct Check {
 
 impl Check {
     pub(super) fn run(self) -> Result<(), Failure> {
-        let (loaded, drives, cores) = load(&self.file)?;
+        let (loaded, drives, cores) = load(&self.file, Absence::Refused)?;
         let config = &loaded.config;
         print::text(present::configuration(config, &drives))?;
         let available = Available::read().map_err(Failure::refused)?;
@@ -33,20 +33,25 @@ impl Check {
 }
 
 /// Loads a configuration with its drives and cores, and prints its warnings.
-pub(super) fn load(file: &ConfigFile) -> Result<(Loaded, Vec<Drives>, Vec<usize>), Failure> {
-    let (loaded, drives) = load_drives(file)?;
+pub(super) fn load(
+    file: &ConfigFile,
+    absence: Absence,
+) -> Result<(Loaded, Vec<Drives>, Vec<usize>), Failure> {
+    let (loaded, drives) = load_drives(file, absence)?;
     let cores = choose_cores(&loaded.config)?;
     Ok((loaded, drives, cores))
 }
 
 /// Loads a configuration with its drives, and prints its warnings.
-pub(super) fn load_drives(file: &ConfigFile) -> Result<(Loaded, Vec<Drives>), Failure> {
+pub(super) fn load_drives(
+    file: &ConfigFile,
+    absence: Absence,
+) -> Result<(Loaded, Vec<Drives>), Failure> {
     let loaded = config::load(&file.path).map_err(Failure::misconfigured)?;
     if !loaded.warnings.is_empty() {
         print::note(loaded.warnings.to_string().trim_end());
     }
-    let drives = loaded.drives().map_err(Failure::misconfigured)?;
-    served_levels_only(&loaded.config)?;
+    let drives = loaded.drives(absence).map_err(Failure::misconfigured)?;
     Ok((loaded, drives))
 }
 
@@ -54,20 +59,6 @@ pub(super) fn load_drives(file: &ConfigFile) -> Result<(Loaded, Vec<Drives>), Fa
 pub(super) fn choose_cores(config: &Config) -> Result<Vec<usize>, Failure> {
     let available = Available::read().map_err(Failure::refused)?;
     cores::choose(&config.cores, &available).map_err(Failure::refused)
-}
-
-fn served_levels_only(config: &Config) -> Result<(), Failure> {
-    let Some(array) = config.arrays.iter().find(|array| !array.level.is_served()) else {
-        return Ok(());
-    };
-    let served: Vec<_> =
-        Level::ALL.iter().filter(|level| level.is_served()).map(|level| level.as_str()).collect();
-    Err(Failure::Refused(format!(
-        "array {}: this version does not serve {}; it serves {}",
-        array.name,
-        array.level,
-        served.join(", ")
-    )))
 }
 
 /// Prints the JSON Schema.

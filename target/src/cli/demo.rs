@@ -46,7 +46,7 @@ impl Demo {
         print::line(format_args!("demo: four files of 1 GiB in {}", directory.display()))?;
         let config = configuration(&directory, self.listen)?;
         let cores = check::choose_cores(&config)?;
-        serve(&Plan { config, drives: vec![Drives::Paths(files)], cores })
+        serve(&Plan { config, drives: vec![Drives::Paths(files.into())], cores })
     }
 }
 

@@ -2,15 +2,21 @@
 //!
 //! Each command lives in a file of its own; this one declares them, so that `--help`, the manual
 //! and the completions come from one place. Exit codes: 0 done, 1 failed, 2 usage or
-//! configuration (nothing was touched then).
+//! configuration (nothing was touched then). Of commands that tell how arrays or drives are: 0 all
+//! is well, 1 degraded or a warning, 2 failed, 4 anything else.
 
 mod array;
 mod bench;
 mod check;
+mod client;
+mod confirm;
 mod demo;
+mod drive;
 mod generate;
+mod output;
 mod print;
 mod serve;
+mod status;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -18,6 +24,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::config::ConfigErrors;
+use crate::server::report::Severity;
 
 /// Serves the NVMe drives of this host as a RAID volume over NVMe/TCP.
 ///
@@ -29,7 +36,8 @@ use crate::config::ConfigErrors;
     name = "raidfabric",
     version,
     after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage or configuration (nothing was \
-                  touched).\nLogging: RAIDFABRIC_LOG=debug, or a filter such as \
+                  touched). Of status, examine and drive list: 0 all is well, 1 degraded or a \
+                  warning, 2 failed, 4 not found, wrong usage or configuration.\nLogging: RAIDFABRIC_LOG=debug, or a filter such as \
                   raidfabric=trace,raidfabric_raid=debug. NO_COLOR=1 for no colours."
 )]
 pub struct Cli {
@@ -43,13 +51,24 @@ enum Command {
     Serve(serve::Serve),
     /// Say everything about a configuration that can be known without starting
     Check(check::Check),
-    /// Create the arrays of a configuration file without serving them
+    /// Say how the arrays are, what is wrong, and what to do
+    Status(status::StatusCommand),
+    /// Wait until the arrays are as they should be
+    Wait(status::Wait),
+    /// Create, examine and look after arrays
     #[command(
         subcommand,
         arg_required_else_help = true,
         after_help = "Example: raidfabric array create fabric.yaml"
     )]
     Array(array::Command),
+    /// List, examine and wipe the drives of this host
+    #[command(
+        subcommand,
+        arg_required_else_help = true,
+        after_help = "Example: raidfabric drive list"
+    )]
+    Drive(drive::Command),
     /// Put load on a volume over NVMe/TCP, and measure it
     Bench(Box<bench::Bench>),
     /// Print the JSON Schema of the configuration file, for editors
@@ -77,12 +96,25 @@ pub enum Failure {
     Misconfigured(String),
     /// Exit code 0: whoever read the output has read enough.
     Unread,
+    /// The exit code of what was found, which has been told.
+    Found(Severity),
 }
 
 impl Failure {
     /// An error of something that was tried.
     pub fn failed(error: impl std::fmt::Display) -> Self {
         Self::Failed(error.to_string())
+    }
+
+    /// Ends a command whose exit code tells what it found.
+    ///
+    /// # Errors
+    /// [`Self::Found`] unless all is well.
+    fn by_state(severity: Severity) -> Result<(), Self> {
+        match severity {
+            Severity::Ok => Ok(()),
+            found => Err(Self::Found(found)),
+        }
     }
 
     /// An error in the configuration file.
@@ -101,11 +133,18 @@ impl Failure {
 
 /// Runs the program; `main` does nothing else.
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
+    let codes = Codes::of(cli.command.tells_state());
     let result = match cli.command {
         Command::Serve(command) => command.run(),
         Command::Check(command) => command.run(),
+        Command::Status(command) => command.run(),
+        Command::Wait(command) => command.run(),
         Command::Array(command) => command.run(),
+        Command::Drive(command) => command.run(),
         Command::Bench(command) => command.run(),
         Command::Schema => check::print_schema(),
         Command::Demo(command) => command.run(),
@@ -114,17 +153,64 @@ pub fn main() -> ExitCode {
     };
     match result {
         Ok(()) | Err(Failure::Unread) => ExitCode::SUCCESS,
+        Err(Failure::Found(severity)) => ExitCode::from(severity.exit_code()),
         Err(Failure::Failed(text)) => {
             print::note(format_args!("raidfabric: {text}"));
-            ExitCode::from(1)
+            ExitCode::from(codes.failed)
         }
         Err(Failure::Refused(text)) => {
             print::note(format_args!("raidfabric: {text}"));
-            ExitCode::from(2)
+            ExitCode::from(codes.refused)
         }
         Err(Failure::Misconfigured(text)) => {
             print::note(text);
-            ExitCode::from(2)
+            ExitCode::from(codes.refused)
+        }
+    }
+}
+
+/// The exit codes of a command for what is not the state that it tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Codes {
+    failed: u8,
+    refused: u8,
+}
+
+impl Codes {
+    /// Where 1 and 2 tell a state, as of mdadm's commands, everything else is 4.
+    fn of(tells_state: bool) -> Self {
+        if tells_state { Self { failed: 4, refused: 4 } } else { Self { failed: 1, refused: 2 } }
+    }
+}
+
+/// Tells what is wrong with the arguments, or what was asked for: help, the version.
+fn usage(error: &clap::Error) -> ExitCode {
+    let _ = error.print();
+    if error.exit_code() == 0 {
+        return ExitCode::SUCCESS;
+    }
+    let words: Vec<String> =
+        std::env::args().skip(1).filter(|word| !word.starts_with('-')).take(2).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    ExitCode::from(Codes::of(asks_for_state(&words)).refused)
+}
+
+/// Whether a command line that could not be understood was meant for a command that tells a state.
+fn asks_for_state(words: &[&str]) -> bool {
+    matches!(
+        words,
+        ["status", ..] | ["array", "status" | "examine", ..] | ["drive", "list" | "examine", ..]
+    )
+}
+
+impl Command {
+    /// Whether its exit code tells a state.
+    fn tells_state(&self) -> bool {
+        match self {
+            Self::Status(_) => true,
+            Self::Array(command) => command.tells_state(),
+            Self::Drive(command) => command.tells_state(),
+            _ => false,
         }
     }
 }

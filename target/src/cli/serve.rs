@@ -8,6 +8,7 @@ use raidfabric_raid::array::Shared;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{ConfigFile, Failure, check, print, start_logging};
+use crate::config::drives::Absence;
 use crate::server::{Plan, Server, present};
 
 /// Arguments of `serve`.
@@ -26,7 +27,7 @@ pub(super) struct Serve {
 impl Serve {
     pub(super) fn run(self) -> Result<(), Failure> {
         start_logging()?;
-        let (loaded, drives, cores) = check::load(&self.file)?;
+        let (loaded, drives, cores) = check::load(&self.file, Absence::Allowed)?;
         serve(&Plan { config: loaded.config, drives, cores })
     }
 }
@@ -68,6 +69,9 @@ fn print_connect_lines(plan: &Plan, server: &Server) {
         for &address in server.addresses() {
             let _ = print::line(present::connect_line(&subsystem.nqn, address));
         }
+    }
+    for (name, consistency) in server.consistencies() {
+        let _ = print::line(format_args!("array {name}: consistency {consistency}"));
     }
     let _ = print::line("serving; Ctrl-C ends it");
 }
@@ -163,7 +167,6 @@ async fn watch(server: &Server, mut signals: Signals) -> Reason {
 /// Notices what changes about the arrays, and says it once.
 #[derive(Default)]
 struct Watcher {
-    failed: HashSet<String>,
     resyncing: HashSet<String>,
     /// Writes that found no space below a member, by array, when it was last said.
     no_space: HashMap<String, u64>,
@@ -191,16 +194,6 @@ impl Watcher {
         self.looks += 1;
         for (name, array) in server.arrays() {
             self.look_for_space(name, array);
-            if let Some(failure) = array.failure()
-                && self.failed.insert(name.to_owned())
-            {
-                tracing::error!(
-                    array = name,
-                    "the array has failed and takes no more writes: {failure}. See the kernel's \
-                     log (dmesg) for the drive"
-                );
-                server.report_health();
-            }
             if array.is_in_sync() {
                 if self.resyncing.remove(name) {
                     tracing::info!(array = name, "resync done: all copies are equal");

@@ -8,7 +8,8 @@
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use raidfabric_raid::device::{Identity, Kind, Roots, paths};
+use raidfabric_raid::device::paths::{self, PathError};
+use raidfabric_raid::device::{Identity, Kind, Roots};
 
 use super::error::{ConfigErrors, Problem, Problems};
 use super::source::{self, At};
@@ -18,11 +19,50 @@ use super::{Loaded, Position};
 /// Where an array's data lives.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Drives {
-    /// Paths of block devices or regular files, in the order of the file; those of a
-    /// pattern in the order of their names.
-    Paths(Vec<PathBuf>),
+    /// Block devices or regular files.
+    Paths(Listed),
     /// Sizes of members in memory, in bytes.
     Memory(Vec<u64>),
+}
+
+/// Members that are drives.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Listed {
+    /// Paths of those that are there, in the order of the file; those of a pattern in the order
+    /// of their names.
+    pub present: Vec<PathBuf>,
+    /// Those that are not.
+    pub absent: Vec<Absent>,
+}
+
+impl From<Vec<PathBuf>> for Listed {
+    fn from(present: Vec<PathBuf>) -> Self {
+        Self { present, absent: Vec::new() }
+    }
+}
+
+/// A member that the file names and that is not there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Absent {
+    /// The path, or the pattern that stands for nothing.
+    pub name: String,
+    /// What is known about it: "does not exist".
+    pub why: String,
+}
+
+impl std::fmt::Display for Absent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.name, self.why)
+    }
+}
+
+/// What is made of members that are not there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Absence {
+    /// They are mistakes of the file.
+    Refused,
+    /// The array may do without them; whoever looks at the other drives finds out.
+    Allowed,
 }
 
 impl Loaded {
@@ -30,13 +70,14 @@ impl Loaded {
     ///
     /// # Errors
     ///
-    /// A drive that does not exist or is neither a block device nor a regular file, a
-    /// pattern that matches nothing, fewer drives than the level needs, one drive
-    /// under two names, or a drive and its partition. All of them are reported together, each with its place in the
-    /// configuration file.
-    pub fn drives(&self) -> Result<Vec<Drives>, ConfigErrors> {
+    /// One drive under two names, a drive and its partition, or what is neither a block device nor
+    /// a regular file; where absence is refused, also a drive that does not exist, a pattern that
+    /// matches nothing, and fewer drives than the level needs. All of them are reported together,
+    /// each with its place in the configuration file.
+    pub fn drives(&self, absence: Absence) -> Result<Vec<Drives>, ConfigErrors> {
         let mut resolver = Resolver {
             loaded: self,
+            absence,
             tree: source::parse(&self.text),
             known: Vec::new(),
             problems: Vec::new(),
@@ -59,6 +100,7 @@ struct Known {
 
 struct Resolver<'a> {
     loaded: &'a Loaded,
+    absence: Absence,
     tree: Option<source::Node>,
     /// The drives so far.
     known: Vec<Known>,
@@ -76,50 +118,67 @@ impl Resolver<'_> {
             return Drives::Memory(sizes.collect());
         }
         let before = self.problems.len();
-        let mut paths = Vec::new();
+        let mut listed = Listed::default();
         for (i, member) in array.members.iter().enumerate() {
             let at = at.index(i);
             match member {
-                Member::Path(path) => self.drive(&at, path.clone(), index, &mut paths),
+                Member::Path(path) => self.drive(&at, path.clone(), index, &mut listed),
                 Member::Glob(pattern) => {
-                    for path in self.expand(&at, pattern) {
-                        self.drive(&at, path, index, &mut paths);
+                    for path in self.expand(&at, pattern, &mut listed) {
+                        self.drive(&at, path, index, &mut listed);
                     }
                 }
                 Member::Memory { .. } => {}
             }
         }
-        let min = array.level.min_members();
-        if paths.len() < min && self.problems.len() == before {
+        let (min, has) = (array.level.min_members(), listed.present.len());
+        if has < min && self.problems.len() == before && self.absence == Absence::Refused {
             self.problem(
                 &at,
-                format!(
-                    "{} needs at least {min} members, and these are {}",
-                    array.level,
-                    paths.len()
-                ),
+                format!("{} needs at least {min} members, and these are {has}", array.level),
                 "add members, or a pattern that matches more drives".to_owned(),
             );
         }
-        Drives::Paths(paths)
+        Drives::Paths(listed)
+    }
+
+    /// Notes a member that is not there.
+    fn absent(&mut self, at: &At, absent: Absent, message: String, help: &str, to: &mut Listed) {
+        match self.absence {
+            Absence::Refused => self.problem(at, message, help.to_owned()),
+            Absence::Allowed => to.absent.push(absent),
+        }
     }
 
     /// The drives of a pattern, each once: `nvme-*` in /dev/disk/by-id meets a drive
     /// under several names, and its partitions.
-    fn expand(&mut self, at: &At, pattern: &str) -> Vec<PathBuf> {
-        paths::expand(&[pattern]).unwrap_or_else(|error| {
-            let help = "`ls` with the same pattern shows what there is";
+    fn expand(&mut self, at: &At, pattern: &str, listed: &mut Listed) -> Vec<PathBuf> {
+        let error = match paths::expand(&[pattern]) {
+            Ok(paths) => return paths,
+            Err(error) => error,
+        };
+        let help = "`ls` with the same pattern shows what there is";
+        if let PathError::NoMatch(_) = error {
+            let why = "nothing matches this pattern".to_owned();
+            let absent = Absent { name: pattern.to_owned(), why };
+            self.absent(at, absent, error.to_string(), help, listed);
+        } else {
             self.problem(at, error.to_string(), help.to_owned());
-            Vec::new()
-        })
+        }
+        Vec::new()
     }
 
-    fn drive(&mut self, at: &At, path: PathBuf, array: usize, paths: &mut Vec<PathBuf>) {
+    fn drive(&mut self, at: &At, path: PathBuf, array: usize, listed: &mut Listed) {
+        let help = "`ls -l /dev/disk/by-id` shows the drives that are there";
         let kind = match kind(&path) {
             Ok(kind) => kind,
-            Err(why) => {
+            Err(NoDrive::Absent(why)) => {
                 let message = format!("`{}` {why}", path.display());
-                let help = "`ls -l /dev/disk/by-id` shows the drives that are there";
+                let absent = Absent { name: path.display().to_string(), why };
+                return self.absent(at, absent, message, help, listed);
+            }
+            Err(NoDrive::Other(why)) => {
+                let message = format!("`{}` {why}", path.display());
                 return self.problem(at, message, help.to_owned());
             }
         };
@@ -128,7 +187,7 @@ impl Resolver<'_> {
             return self.problem(at, message, help.to_owned());
         }
         self.known.push(Known { identity, array });
-        paths.push(path);
+        listed.present.push(path);
     }
 
     /// Why a drive cannot be listed beside those that are, and the cure.
@@ -168,10 +227,20 @@ impl Resolver<'_> {
     }
 }
 
-fn kind(path: &Path) -> Result<Kind, String> {
-    let metadata = std::fs::metadata(path).map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => "does not exist".to_owned(),
-        _ => format!("cannot be looked at: {error}"),
+/// Why a path is no drive.
+enum NoDrive {
+    /// It is not there, or cannot be reached.
+    Absent(String),
+    /// It is something else.
+    Other(String),
+}
+
+fn kind(path: &Path) -> Result<Kind, NoDrive> {
+    let metadata = std::fs::metadata(path).map_err(|error| {
+        NoDrive::Absent(match error.kind() {
+            std::io::ErrorKind::NotFound => "does not exist".to_owned(),
+            _ => format!("cannot be looked at: {error}"),
+        })
     })?;
     if metadata.file_type().is_block_device() {
         let number = metadata.rdev();
@@ -180,7 +249,7 @@ fn kind(path: &Path) -> Result<Kind, String> {
     } else if metadata.is_file() {
         Ok(Kind::File { device: metadata.dev(), inode: metadata.ino() })
     } else {
-        Err("is neither a block device nor a regular file".to_owned())
+        Err(NoDrive::Other("is neither a block device nor a regular file".to_owned()))
     }
 }
 
@@ -212,14 +281,16 @@ mod tests {
     #[test]
     fn patterns_are_expanded_in_the_order_of_names() {
         let (_keep, folder) = folder();
-        let drives = loaded(&format!("[\"{folder}/m*\"]")).drives().expect("drives");
+        let drives =
+            loaded(&format!("[\"{folder}/m*\"]")).drives(Absence::Refused).expect("drives");
         let paths = ["m1", "m10", "m2"].map(|name| PathBuf::from(format!("{folder}/{name}")));
-        assert_eq!(drives, [Drives::Paths(paths.to_vec())]);
+        assert_eq!(drives, [Drives::Paths(paths.to_vec().into())]);
     }
 
     #[test]
     fn memory_has_sizes() {
-        let drives = loaded("[\"memory:2MiB\", \"memory:3MiB\"]").drives().expect("drives");
+        let drives =
+            loaded("[\"memory:2MiB\", \"memory:3MiB\"]").drives(Absence::Refused).expect("drives");
         assert_eq!(drives, [Drives::Memory(vec![2 << 20, 3 << 20])]);
     }
 
@@ -229,27 +300,49 @@ mod tests {
         std::fs::hard_link(keep.path().join("m1"), keep.path().join("hard")).expect("a link");
         std::os::unix::fs::symlink("m2", keep.path().join("soft")).expect("a link");
         let text = messages(
-            loaded(&format!("[{folder}/m1, {folder}/m2, {folder}/hard, {folder}/soft]")).drives(),
+            loaded(&format!("[{folder}/m1, {folder}/m2, {folder}/hard, {folder}/soft]"))
+                .drives(Absence::Refused),
         );
         assert!(text.contains(&format!("hard` is the same drive as `{folder}/m1`")), "{text}");
         assert!(text.contains(&format!("soft` is the same drive as `{folder}/m2`")), "{text}");
         assert!(text.contains("test.yaml:4:"), "{text}");
         // A pattern that catches a listed drive again is the same mistake.
-        let text = messages(loaded(&format!("[{folder}/m1, \"{folder}/m*\"]")).drives());
+        let text =
+            messages(loaded(&format!("[{folder}/m1, \"{folder}/m*\"]")).drives(Absence::Refused));
         assert!(text.contains("m1` is listed twice"), "{text}");
+    }
+
+    /// An array does without a member that has died; only what the other drives say tells whether
+    /// it can.
+    #[test]
+    fn what_is_absent_is_told_where_that_is_allowed() {
+        let (_keep, folder) = folder();
+        let loaded = loaded(&format!("[{folder}/absent, {folder}/m1, \"{folder}/x*\"]"));
+        let drives = loaded.drives(Absence::Allowed).expect("drives");
+        let [Drives::Paths(listed)] = &drives[..] else { panic!("{drives:?}") };
+        assert_eq!(listed.present, [PathBuf::from(format!("{folder}/m1"))]);
+        let absent: Vec<_> = listed.absent.iter().map(ToString::to_string).collect();
+        let expected = [
+            format!("{folder}/absent: does not exist"),
+            format!("{folder}/x*: nothing matches this pattern"),
+        ];
+        assert_eq!(absent, expected);
+        let loaded = self::loaded(&format!("[{folder}/m1, {folder}]"));
+        assert!(messages(loaded.drives(Absence::Allowed)).contains("is neither"));
     }
 
     #[test]
     fn what_is_no_drive_is_refused() {
         let (_keep, folder) = folder();
         let text = messages(
-            loaded(&format!("[{folder}/absent, {folder}, \"{folder}/x*\", /dev/null]")).drives(),
+            loaded(&format!("[{folder}/absent, {folder}, \"{folder}/x*\", /dev/null]"))
+                .drives(Absence::Refused),
         );
         for part in ["absent` does not exist", "/x*: no drive or file matches", "null` is neither"]
         {
             assert!(text.contains(part), "{part}: {text}");
         }
-        let text = messages(loaded(&format!("[\"{folder}/m10*\"]")).drives());
+        let text = messages(loaded(&format!("[\"{folder}/m10*\"]")).drives(Absence::Refused));
         assert!(text.contains("at least 2 members, and these are 1"), "{text}");
     }
 }

@@ -20,7 +20,7 @@ pub const COMMAND_SLOT_BYTES: u64 = 512;
 /// Commands that one core works on at a time; further ones wait.
 pub const WORKERS_PER_CORE: u64 = 4096;
 /// State of one command that is being worked on.
-pub const WORKER_BYTES: u64 = 4096;
+pub const WORKER_BYTES: u64 = 6144;
 /// The program itself, its threads' stacks, the control plane, and the kernel's rings
 /// that are charged to it.
 pub const BASE_BYTES: u64 = 32 << 20;

@@ -38,13 +38,22 @@ use std::path::Path;
 pub use error::{ConfigErrors, Problem, Problems, Warnings};
 pub use source::Position;
 pub use types::{
-    Array, Config, CoreSelection, Hosts, Level, Limits, Member, Memory, Namespace, Ring, Subsystem,
+    Array, Config, Consistency, CoreSelection, Hosts, Level, Limits, Member, Memory, Namespace,
+    ResyncRates, Ring, Subsystem,
 };
 pub use units::{duration as parse_duration, format_bytes, parse_size};
 
 /// The largest file that is read; a configuration of a thousand namespaces is a
 /// tenth of this.
 const MAX_FILE_BYTES: u64 = 1 << 20;
+
+/// Where the daemon keeps what must outlive it, unless the file says otherwise.
+const DEFAULT_STATE_DIR: &str = "/var/lib/raidfabric";
+
+/// The control socket of a daemon whose file does not say where it is.
+pub fn default_control_socket() -> std::path::PathBuf {
+    Path::new(DEFAULT_STATE_DIR).join(check::SOCKET_NAME)
+}
 
 /// A configuration that can be used, and what its author should know about it.
 #[derive(Debug, Clone)]

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 const LISTEN_EXAMPLE: [&str; 2] = ["192.0.2.10:4420", "[::1]:4420"];
 const DISCOVERY_EXAMPLE: [&str; 1] = ["192.0.2.10:8009"];
+const SPARES_EXAMPLE: [&str; 1] = ["/dev/disk/by-id/nvme-spare-*"];
 const MEMBERS_EXAMPLE: [&str; 2] = ["/dev/disk/by-id/nvme-A", "/dev/disk/by-id/nvme-B"];
 
 /// Configuration of raidfabric: which drives form which arrays, which hosts may
@@ -68,6 +69,9 @@ pub(super) struct File {
     /// How each data core's io_uring is set up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) ring: Option<Ring>,
+    /// How commands such as `raidfabric status` reach the daemon.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) control: Option<Control>,
 }
 
 /// One RAID array.
@@ -92,6 +96,75 @@ pub(super) struct Array {
     /// it is found by this wherever its drives appear.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) uuid: Option<String>,
+    /// How an array is made consistent after a crash; chosen when it is created
+    /// (bitmap for raid1 and raid10, ppl for raid5 and raid6). Not for raid0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) consistency: Option<Consistency>,
+    /// Drives that take the place of a member that fails: absolute paths or
+    /// patterns. A spare must be blank.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(example = SPARES_EXAMPLE)]
+    pub(super) spares: Vec<String>,
+    /// How long missing members are waited for at the start before the array
+    /// starts without them, 0s to 1day (30s).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) degraded_wait: Option<Time>,
+    /// How long a drive may take for one request before it has failed, 1s to 10m
+    /// (30s).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) member_timeout: Option<Time>,
+    /// How long commands wait for drives to come back when more are gone than the
+    /// level tolerates, 1s to 1h, or `off` (off).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) hold: Option<Time>,
+    /// How long nothing is written before the superblocks say `clean`, 100ms to 1h
+    /// (5s).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) safe_mode_delay: Option<Time>,
+    /// Read errors of a member within an hour, answered from redundancy, until the
+    /// member has failed, 1 to 1000000 (20).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) read_error_limit: Option<u64>,
+    /// How fast resync, rebuild and check go.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) resync: Option<Resync>,
+}
+
+/// How an array is made consistent after a crash.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Consistency {
+    /// All of it is resynced.
+    Resync,
+    /// A bitmap on the members says which regions are resynced.
+    Bitmap,
+    /// A log of partial parity is replayed. For raid5 and raid6.
+    Ppl,
+}
+
+/// How fast resync, rebuild and check go.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(title = "resync rates")]
+pub(super) struct Resync {
+    /// Bytes a second of each member that it has even while hosts are busy
+    /// (32MiB).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) min: Option<Size>,
+    /// Bytes a second of each member that it never exceeds (no limit).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) max: Option<Size>,
+}
+
+/// How commands reach the daemon.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(title = "control settings")]
+pub(super) struct Control {
+    /// The Unix socket's absolute path, or `off` (control.sock in `state_dir`; none
+    /// where all arrays are in memory).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) socket: Option<String>,
 }
 
 /// RAID levels.
@@ -102,9 +175,9 @@ pub(super) enum Level {
     Raid0,
     /// Every member holds everything.
     Raid1,
-    /// Rotating parity. Not served by this version.
+    /// Rotating parity: one member may fail.
     Raid5,
-    /// Double rotating parity. Not served by this version.
+    /// Double rotating parity: two members may fail.
     Raid6,
     /// Striped mirrors, two copies.
     Raid10,

@@ -16,6 +16,14 @@ arrays:
   - name: scratch
     level: raid1
     members: ["/srv/raid/m*.img"]
+    consistency: resync
+    spares: [/dev/disk/by-id/nvme-E, "/srv/spare/*"]
+    degraded_wait: 0s
+    member_timeout: 8s
+    hold: 30s
+    safe_mode_delay: 200ms
+    read_error_limit: 3
+    resync: { min: 8MiB, max: 1GiB }
 subsystems:
   - nqn: nqn.2026-11.io.raidfabric:fast
     hosts: [nqn.2014-08.org.nvmexpress:uuid:1e57ab1e-0000-4000-8000-000000000001]
@@ -39,6 +47,7 @@ io_queues: 8
 in_capsule: 8KiB
 max_transfer: 2MiB
 ring: { entries: 256, coop_taskrun: false }
+control: { socket: /run/raidfabric/fast.sock }
 "#;
 
 const SMALL: &str = r#"
@@ -87,6 +96,19 @@ fn everything_that_can_be_said() {
     );
     assert_eq!((scratch.level, scratch.chunk_bytes), (Level::Raid1, 0));
     assert_eq!(scratch.members, [Member::Glob("/srv/raid/m*.img".into())]);
+    assert_eq!((fast.consistency, fast.consistency_is_given), (Consistency::Bitmap, false));
+    assert_eq!((scratch.consistency, scratch.consistency_is_given), (Consistency::Resync, true));
+    assert_eq!(
+        scratch.spares,
+        [Member::Path("/dev/disk/by-id/nvme-E".into()), Member::Glob("/srv/spare/*".into())]
+    );
+    assert_eq!(scratch.degraded_wait, Duration::ZERO);
+    assert_eq!(scratch.member_timeout, Duration::from_secs(8));
+    assert_eq!(scratch.hold, Duration::from_secs(30));
+    assert_eq!(scratch.safe_mode_delay, Duration::from_millis(200));
+    assert_eq!(scratch.read_error_limit, 3);
+    assert_eq!(scratch.resync, ResyncRates { min_bytes: 8 << 20, max_bytes: 1 << 30 });
+    assert_eq!(config.control_socket.as_deref(), Some(Path::new("/run/raidfabric/fast.sock")));
     let namespaces = &config.subsystems[0].namespaces;
     assert_eq!(
         namespaces[0],
@@ -132,7 +154,7 @@ fn everything_that_can_be_said() {
     assert_eq!(config.ring, Ring { entries: 256, coop_taskrun: false });
     let text = warnings.to_string();
     assert_eq!(warnings.list().len(), 1, "{text}");
-    assert!(text.contains("f.yaml:19:12: warning: whoever reaches"), "{text}");
+    assert!(text.contains("f.yaml:27:12: warning: whoever reaches"), "{text}");
 }
 
 #[test]
@@ -155,6 +177,64 @@ fn what_is_left_out_has_the_documented_default() {
     );
     assert_eq!(config.ring, Ring { entries: 1024, coop_taskrun: true });
     assert!(config.discovery.is_empty());
+    let array = &config.arrays[0];
+    assert_eq!((array.consistency, array.spares.len()), (Consistency::None, 0));
+    assert_eq!(array.degraded_wait, Duration::from_secs(30));
+    assert_eq!(array.member_timeout, Duration::from_secs(30));
+    assert_eq!(array.hold, Duration::ZERO);
+    assert_eq!(array.safe_mode_delay, Duration::from_secs(5));
+    assert_eq!(array.read_error_limit, 20);
+    assert_eq!(array.resync, ResyncRates { min_bytes: 32 << 20, max_bytes: 0 });
+    assert_eq!(config.control_socket, None, "memory leaves no trace");
+    let on_drives = with("\"memory:64MiB\", \"memory:64MiB\"", "/srv/x, /srv/y");
+    let config = read(&on_drives).expect("a right configuration").config;
+    assert_eq!(config.control_socket, Some(default_control_socket()));
+    let moved = read(&format!("{on_drives}state_dir: /srv/state\n")).expect("right").config;
+    assert_eq!(moved.control_socket.as_deref(), Some(Path::new("/srv/state/control.sock")));
+    let off = read(&format!("{on_drives}control: {{ socket: off }}\n")).expect("right").config;
+    assert_eq!(off.control_socket, None);
+}
+
+#[test]
+fn the_default_consistency_is_the_levels() {
+    for (level, consistency) in [
+        ("raid0", Consistency::None),
+        ("raid1", Consistency::Bitmap),
+        ("raid10", Consistency::Bitmap),
+        ("raid5", Consistency::Ppl),
+        ("raid6", Consistency::Ppl),
+    ] {
+        let text = with("\"memory:64MiB\", \"memory:64MiB\"", "/srv/w, /srv/x, /srv/y, /srv/z");
+        let config = read(&text.replace("raid0", level)).expect("a right configuration").config;
+        assert_eq!(config.arrays[0].consistency, consistency, "{level}");
+    }
+}
+
+#[test]
+fn conduct_that_cannot_be() {
+    let drives = |more: &str| {
+        with("\"memory:64MiB\", \"memory:64MiB\"", "/srv/x, /srv/y")
+            .replace("raid0", &format!("raid1, {more}"))
+    };
+    refused(&with("raid0", "raid0, consistency: resync"), &["raid0 has no copies"]);
+    refused(&with("raid0", "raid1, consistency: bitmap"), &["memory do not outlive a crash"]);
+    refused(&drives("consistency: ppl"), &["raid1 has no parity that could be logged", "bitmap"]);
+    refused(&drives("consistency: journal"), &["`consistency` cannot be `journal`"]);
+    refused(&with("raid0", "raid0, spares: [/srv/z]"), &["raid0 has no use for spares"]);
+    refused(&with("raid0", "raid1, spares: [/srv/z]"), &["members in memory have no spares"]);
+    refused(&drives("spares: [/srv/x]"), &["`/srv/x` is a member of array `a` already"]);
+    refused(&drives("spares: [\"memory:1MiB\"]"), &["memory cannot be a spare"]);
+    refused(&drives("spares: [z]"), &["`z` is not an absolute path"]);
+    refused(&drives("degraded_wait: 2d"), &["0s to 1day"]);
+    refused(&drives("member_timeout: 10ms"), &["1s to 10m", "the default is 30s"]);
+    refused(&drives("hold: 2h"), &["1s to 1h", "the default is off"]);
+    refused(&drives("safe_mode_delay: 1ms"), &["100ms to 1h"]);
+    refused(&drives("read_error_limit: 0"), &["a limit of 0", "1 to 1000000", "default is 20"]);
+    refused(&drives("resync: { min: 4KiB }"), &["a rate of 4 KiB is not possible"]);
+    refused(&drives("resync: { max: 8MiB }"), &["at most 8 MiB a second contradicts"]);
+    refused(&drives("resync: { rate: 8MiB }"), &["unknown key `rate` in resync rates"]);
+    refused(&format!("{SMALL}control: {{ socket: x.sock }}\n"), &["`x.sock` is not an absolute"]);
+    refused(&format!("{SMALL}control: {{ path: /x }}\n"), &["unknown key `path` in control"]);
 }
 
 #[test]
@@ -234,15 +314,8 @@ fn arrays_that_cannot_be() {
         &with("name: a,", "name: a b,").replace("array: a ", "array: a b "),
         &["cannot be the name"],
     );
-    refused(
-        &with("raid0", "raid5").replace("members: [", "members: [\"memory:1MiB\", "),
-        &["f.yaml:3:23: error: raid5 is not served by this version", "raid0, raid1, raid10"],
-    );
-    refused(
-        &with("raid0", "raid6")
-            .replace("members: [", "members: [\"memory:1MiB\", \"memory:1MiB\", "),
-        &["raid6 is not served by this version"],
-    );
+    refused(&with("raid0", "raid5"), &["raid5 needs at least 3 members, and here are 2"]);
+    refused(&with("raid0", "raid6"), &["raid6 needs at least 4 members, and here are 2"]);
     refused(&with("raid0", "raid1, chunk: 64KiB"), &["3:37: error: raid1 has no chunks", "remove"]);
     refused(&with("raid0", "raid0, chunk: 48KiB"), &["a chunk of 48 KiB", "a power of two"]);
     refused(&with("raid0", "raid0, chunk: 2MiB"), &["a chunk of 2 MiB", "4 KiB to 1 MiB"]);
@@ -505,13 +578,13 @@ fn the_memory_bound_is_printed_with_its_terms() {
     assert_eq!(bound.connections_per_core, 1024);
     let connection = (64 << 10) + (128 << 10) + 512 * 1024;
     assert_eq!(bound.connection_bytes, connection);
-    let cores = 2 * ((32 << 20) + (128 << 20) + (16 << 20) + 1024 * connection);
+    let cores = 2 * ((32 << 20) + (128 << 20) + (24 << 20) + 1024 * connection);
     assert_eq!(bound.total_bytes(), cores + (32 << 20) + (128 << 20));
     assert_eq!(
         bound.to_string(),
-        "memory: at most 1920 MiB\n  \
+        "memory: at most 1936 MiB\n  \
          = cores × (capsule + transfer + workers + connections × per connection) + base + members in memory\n  \
-         = 2 × (32 MiB + 128 MiB + 16 MiB + 1024 × 704 KiB) + 32 MiB + 128 MiB\n  \
+         = 2 × (32 MiB + 128 MiB + 24 MiB + 1024 × 704 KiB) + 32 MiB + 128 MiB\n  \
          connections per core = the fewer of capsule / 16 KiB and transfer / 128 KiB"
     );
 }

@@ -38,6 +38,8 @@ pub struct Config {
     pub limits: Limits,
     /// How each data core's io_uring is set up.
     pub ring: Ring,
+    /// The Unix socket through which commands reach the daemon; `None` for none.
+    pub control_socket: Option<PathBuf>,
 }
 
 /// An array of `arrays:`.
@@ -53,6 +55,75 @@ pub struct Array {
     pub members: Vec<Member>,
     /// Set if the array must be the one with this UUID.
     pub uuid: Option<Uuid>,
+    /// How a new array is made consistent after a crash; of one that exists the drives
+    /// tell it.
+    pub consistency: Consistency,
+    /// Whether the file says so, or it is the level's default.
+    pub consistency_is_given: bool,
+    /// Drives that may take a failed member's place; [`Member::Memory`] is none of them.
+    pub spares: Vec<Member>,
+    /// How long missing members are waited for before the array starts without them.
+    pub degraded_wait: Duration,
+    /// How long a drive may take for one request before it has failed.
+    pub member_timeout: Duration,
+    /// How long commands wait when more members are gone than the level tolerates; zero
+    /// for not at all.
+    pub hold: Duration,
+    /// How long nothing is written before the superblocks say "clean".
+    pub safe_mode_delay: Duration,
+    /// Read errors of a member within an hour that fail it.
+    pub read_error_limit: u32,
+    /// Rates of resync, rebuild and check.
+    pub resync: ResyncRates,
+}
+
+/// How an array is made consistent after a crash.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Consistency {
+    /// There is nothing to be made consistent: RAID 0.
+    None,
+    /// All of it is resynced.
+    Resync,
+    /// The regions that a bitmap names are resynced.
+    Bitmap,
+    /// A log of partial parity is replayed.
+    Ppl,
+}
+
+impl Consistency {
+    /// What a new array has unless the file says otherwise.
+    pub fn default_of(level: Level) -> Self {
+        match level {
+            Level::Raid0 => Self::None,
+            Level::Raid1 | Level::Raid10 => Self::Bitmap,
+            Level::Raid5 | Level::Raid6 => Self::Ppl,
+        }
+    }
+
+    /// The word that the configuration file uses.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Resync => "resync",
+            Self::Bitmap => "bitmap",
+            Self::Ppl => "ppl",
+        }
+    }
+}
+
+impl std::fmt::Display for Consistency {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// How fast resync, rebuild and check go, in bytes a second of each member.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ResyncRates {
+    /// What they have even while hosts are busy.
+    pub min_bytes: u64,
+    /// What they never exceed; 0 for no limit.
+    pub max_bytes: u64,
 }
 
 impl Array {
@@ -69,9 +140,9 @@ pub enum Level {
     Raid0,
     /// Every member holds everything.
     Raid1,
-    /// Rotating parity; not served by this version.
+    /// Rotating parity.
     Raid5,
-    /// Double rotating parity; not served by this version.
+    /// Double rotating parity.
     Raid6,
     /// Striped mirrors: md's "near" layout with two copies.
     Raid10,
@@ -100,11 +171,6 @@ impl Level {
             Level::Raid5 => 3,
             Level::Raid6 => 4,
         }
-    }
-
-    /// Whether this version can serve the level.
-    pub fn is_served(self) -> bool {
-        matches!(self, Level::Raid0 | Level::Raid1 | Level::Raid10)
     }
 }
 

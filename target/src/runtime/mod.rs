@@ -16,6 +16,7 @@ mod tests;
 mod awake;
 mod doorbell;
 mod drive;
+mod late;
 mod op;
 mod socket;
 
@@ -26,6 +27,7 @@ use std::time::{Duration, Instant};
 pub use awake::Awake;
 pub use doorbell::Doorbell;
 pub use drive::{DriveFacts, UringDrive};
+pub use late::{LateOperations, MEMBER_TIMEOUT, TimeLimit, Watch};
 pub use socket::{Batch, Socket};
 
 /// How a data core's runtime is set up.
@@ -154,9 +156,11 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// A clock that starts now.
+    /// The clock of this process: all of them show the same time, so that what one thread notes
+    /// can be read on another.
     pub fn new() -> Self {
-        Self { start: Instant::now() }
+        static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+        Self { start: *START.get_or_init(Instant::now) }
     }
 }
 

@@ -4,11 +4,16 @@
 //! only a descriptor that `Kept` holds open. tokio-uring keeps `Kept` until the kernel has
 //! completed the operation, also when the future is dropped before, which makes both sound.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io;
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::Poll;
 
 use io_uring::{cqueue, squeue};
 use tokio_uring::{OneshotOutputTransform, UnsubmittedOneshot};
+
+use super::late::{TimeLimit, Watch};
 
 /// Hands back what was kept, with the kernel's answer.
 struct GiveBack<Kept>(std::marker::PhantomData<Kept>);
@@ -36,4 +41,36 @@ pub(super) fn submit<Kept: Unpin + 'static>(
     entry: squeue::Entry,
 ) -> impl Future<Output = (io::Result<usize>, Kept)> {
     UnsubmittedOneshot::new(kept, GiveBack(std::marker::PhantomData), entry).submit()
+}
+
+/// As [`submit`], but waits no longer than until the operation is late: then there is no answer,
+/// and the kernel keeps what was kept until it has ended.
+pub(super) async fn submit_watched<Kept: Unpin + 'static>(
+    watch: &Rc<Watch>,
+    limit: &Rc<TimeLimit>,
+    kept: Kept,
+    entry: squeue::Entry,
+) -> Option<(io::Result<usize>, Kept)> {
+    let ticket = watch.begin(limit);
+    let index = ticket.index();
+    // Dropped after the operation: what has not ended by then is late.
+    let _waiting = Waiting { watch, index };
+    let mut operation = pin!(submit((kept, ticket), entry));
+    poll_fn(|cx| match operation.as_mut().poll(cx) {
+        Poll::Ready((result, (kept, _ticket))) => Poll::Ready(Some((result, kept))),
+        Poll::Pending => watch.poll_late(index, cx).map(|()| None),
+    })
+    .await
+}
+
+/// Whoever waits for an operation.
+struct Waiting<'a> {
+    watch: &'a Watch,
+    index: u32,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.watch.leave(self.index);
+    }
 }

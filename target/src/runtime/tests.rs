@@ -94,7 +94,7 @@ fn a_drive_reads_what_was_written_and_never_grows() {
     file.set_len(1 << 20).unwrap();
     let facts = DriveFacts { size_bytes: 1 << 20, block_size_bytes: 512, has_volatile_cache: true };
     run(&CoreOptions::default(), || async {
-        let drive = UringDrive::new(OwnedFd::from(file), facts);
+        let drive = UringDrive::new(OwnedFd::from(file), facts, TimeLimit::default());
         let pool = Pool::new(16 << 20, 1 << 20).unwrap();
         let mut data = pool.allocate(65536).unwrap();
         data.fill(0xA5);
@@ -106,13 +106,12 @@ fn a_drive_reads_what_was_written_and_never_grows() {
         assert_eq!(past_end, Err(DriveError::OutOfRange));
         drive.write_zeroes(8192, 4096, true).await.unwrap();
 
-        let (result, read) = drive.read(4096, pool.allocate(65536).unwrap()).await;
-        result.unwrap();
+        let read = drive.read(4096, pool.allocate(65536).unwrap()).await.unwrap();
         assert!(read[..4096].iter().all(|&byte| byte == 0xA5));
         assert!(read[4096..8192].iter().all(|&byte| byte == 0));
         assert!(read[8192..].iter().all(|&byte| byte == 0xA5));
-        let (result, _) = drive.read(u64::MAX, pool.allocate(4096).unwrap()).await;
-        assert_eq!(result, Err(DriveError::OutOfRange));
+        let failure = drive.read(u64::MAX, pool.allocate(4096).unwrap()).await.unwrap_err();
+        assert_eq!(failure.error, DriveError::OutOfRange);
     })
     .unwrap();
 }
@@ -164,4 +163,37 @@ fn a_cpu_that_does_not_exist_is_named() {
     let options = CoreOptions { cpu: Some(1023), ..CoreOptions::default() };
     let error = run(&options, || async {}).unwrap_err();
     assert!(error.to_string().contains("CPU 1023"), "{error}");
+}
+
+/// A drive that does not answer keeps the buffer until it does; who waits goes on before. A pipe
+/// that nobody writes to stands for it.
+#[test]
+fn an_operation_that_is_late_is_given_up_and_its_buffer_stays_out() {
+    let (reader, mut writer) = io::pipe().unwrap();
+    let facts = DriveFacts { size_bytes: 1 << 20, block_size_bytes: 512, has_volatile_cache: true };
+    let limit = TimeLimit { timeout: Duration::from_secs(30), ..TimeLimit::default() };
+    run(&CoreOptions::default(), || async {
+        let drive = UringDrive::new(OwnedFd::from(reader), facts, limit.clone());
+        let other_handle = drive.clone();
+        let pool = Pool::new(1 << 20, 1 << 16).unwrap();
+        let buffer = pool.allocate(512).unwrap();
+        spawn(async {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            let (watch, now) = (Watch::of_this_core(), Instant::now());
+            assert_eq!(watch.scan(now) + watch.scan(now + Duration::from_secs(29)), 0);
+            assert_eq!(watch.scan(now + Duration::from_secs(30)), 1);
+        });
+        let failure = drive.read(0, buffer).await.unwrap_err();
+        assert_eq!(failure.error, DriveError::TimedOut);
+        assert!(failure.buffer.is_none() && pool.in_use_bytes() > 0);
+        assert_eq!((other_handle.late_operations(), limit.late.count()), (1, 1));
+        drop(drive);
+        // It answers at last.
+        writer.write_all(&[7; 512]).unwrap();
+        while pool.in_use_bytes() > 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(other_handle.late_operations(), 0);
+    })
+    .unwrap();
 }

@@ -12,24 +12,28 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use raidfabric_raid::array::{BadRange, IntentLayout, MemberState, Wanted};
 use raidfabric_raid::assemble::{
-    self, ArrayHandle, ArrayInfo, CreateError, Decision, Examined, Expected, NewArray, examine,
-    find_members,
+    self, ArrayHandle, ArrayInfo, AssemblyPlan, CreateError, Decision, Description, Examined,
+    Expected, NewArray, NotMember, ReplayFailure, examine, find_members,
 };
+use raidfabric_raid::device::signature::Contents;
 use raidfabric_raid::device::{
-    DeviceError, Intent, OpenDevice, Patience, advice, open, open_patiently,
+    Identity, Intent, OpenDevice, Patience, advice, open, open_patiently,
 };
-use raidfabric_raid::geometry::{self, Geometry, GeometryError};
+use raidfabric_raid::geometry::{self, Geometry};
 use raidfabric_raid::memory::MemoryDrive;
-use raidfabric_raid::metadata::{self, superblock};
+use raidfabric_raid::metadata;
+use raidfabric_raid::metadata::superblock::{self, Role};
 use uuid::Uuid;
 
-use super::state::{StateDirectory, StateError};
-use super::temperature;
-use crate::config::drives::Drives;
-use crate::config::{Array, Level};
+use super::error::ArrayStartError;
+use super::patient::PatientDevice;
+use super::state::{Record, StateDirectory};
+use crate::config::drives::{Drives, Listed};
+use crate::config::{Array, Consistency, Level};
 use crate::core::MemberPlan;
-use crate::runtime::DriveFacts;
+use crate::runtime::{DriveFacts, TimeLimit};
 
 /// How long a drive is waited for whose last owner was killed with requests in the kernel.
 const PREDECESSOR_PATIENCE: Duration = Duration::from_secs(30);
@@ -37,146 +41,22 @@ const PREDECESSOR_PATIENCE: Duration = Duration::from_secs(30);
 /// The namespace of names in which memory arrays have their UUIDs.
 const MEMORY_NAMESPACE: Uuid = Uuid::from_u128(0x6f1c_2f0a_63d7_4c0e_9a1b_7261_6964_6661);
 
-/// Why an array cannot be served. Nothing has been touched, unless it says so.
-#[derive(Debug, thiserror::Error)]
-pub enum ArrayStartError {
-    /// A drive cannot be opened.
-    #[error("array {array}: {source}")]
-    Device {
-        /// The array.
-        array: String,
-        /// What is wrong.
-        source: DeviceError,
-    },
-    /// The drives are not the array.
-    #[error("array {array}: {source}")]
-    Drives {
-        /// The array.
-        array: String,
-        /// What is wrong.
-        source: Box<CreateError>,
-    },
-    /// The drives hold nothing, and yet the array has existed.
-    #[error(
-        "array {array}: it existed here with UUID {uuid} (says {record:?}), so no other is created \
-         in its place unasked. Bring its own drives; or, if its data is not needed any more, create \
-         it anew with `raidfabric array create FILE --array {array}` and --overwrite for each of \
-         its drives"
-    )]
-    Existed {
-        /// The array.
-        array: String,
-        /// What it was.
-        uuid: Uuid,
-        /// The record.
-        record: PathBuf,
-    },
-    /// The drives are another array than the one that was last served under this name.
-    #[error(
-        "array {array}: its drives, {drives}, hold the array with UUID {found}, but it existed here \
-         with UUID {uuid} (says {record:?}), so hosts would find other data under its name. Bring \
-         its own drives; or, if this array is meant, say so with `uuid: {found}` in the \
-         configuration"
-    )]
-    Other {
-        /// The array.
-        array: String,
-        /// Their names.
-        drives: String,
-        /// What they are.
-        found: Uuid,
-        /// What it was.
-        uuid: Uuid,
-        /// The record.
-        record: PathBuf,
-    },
-    /// It has a UUID in the configuration.
-    #[error(
-        "array {array}: its `uuid` in the configuration, {uuid}, says that it exists; to create a \
-         new one on these drives, take that key out of the file"
-    )]
-    HasUuid {
-        /// The array.
-        array: String,
-        /// As configured.
-        uuid: Uuid,
-    },
-    /// A drive that was to be overwritten could not be.
-    #[error(
-        "array {array}: wiping {drive} failed: {source}; see the kernel's log (dmesg). Drives \
-         wiped before it are blank; nothing was created. The same command can be given again"
-    )]
-    Wipe {
-        /// The array.
-        array: String,
-        /// The drive.
-        drive: String,
-        /// Its error.
-        source: std::io::Error,
-    },
-    /// A drive that was wiped still holds something.
-    #[error(
-        "array {array}: {drive} was wiped, and yet holds {contents}; nothing was created. Wipe it \
-         with `wipefs --all` or `blkdiscard`, and give the same command again"
-    )]
-    NotWiped {
-        /// The array.
-        array: String,
-        /// The drive.
-        drive: String,
-        /// What is there.
-        contents: String,
-    },
-    /// The shape is not possible.
-    #[error("array {array}: {source}")]
-    Geometry {
-        /// The array.
-        array: String,
-        /// What is wrong.
-        source: GeometryError,
-    },
-    /// A drive's blocks are larger than the namespace's.
-    #[error(
-        "array {array}: {drive} has blocks of {drive_bytes} bytes, and namespace {nsid} of {nqn} \
-         has blocks of {block_bytes}: set `block_size: {drive_bytes}`"
-    )]
-    BlockSize {
-        /// The array.
-        array: String,
-        /// The drive.
-        drive: String,
-        /// Its block.
-        drive_bytes: u32,
-        /// The namespace.
-        nsid: u32,
-        /// Its subsystem.
-        nqn: String,
-        /// Its block.
-        block_bytes: u32,
-    },
-    /// The state directory.
-    #[error(transparent)]
-    State(#[from] StateError),
-    /// The process is out of descriptors.
-    #[error("array {array}: cannot duplicate a descriptor: {source}; raise `ulimit -n`")]
-    Descriptors {
-        /// The array.
-        array: String,
-        /// The system's error.
-        source: std::io::Error,
-    },
-}
-
 /// A configured array whose drives have been looked at.
 pub struct Prospect {
     name: String,
     kind: Kind,
+    accepted: Accepted,
+    /// How long a drive may take for a request.
+    member_timeout: Duration,
 }
 
 enum Kind {
     Memory(Geometry, Vec<MemoryDrive>),
     Drives(Survey),
 }
+
+/// The superblocks of an array.
+pub type Handle = Arc<Mutex<ArrayHandle<PatientDevice>>>;
 
 /// An array that is ours.
 pub struct OpenArray {
@@ -186,15 +66,49 @@ pub struct OpenArray {
     pub uuid: Uuid,
     /// Its shape.
     pub geometry: Geometry,
-    /// Where each member's data begins, by slot.
+    /// How it is made consistent after a crash.
+    pub consistency: Consistency,
+    /// What each slot is.
+    pub members: Vec<MemberState>,
+    /// Where each member's data begins, by slot; 0 for a slot without a drive.
     pub data_offsets_bytes: Vec<u64>,
     /// Up to where its copies agree; `u64::MAX` for everywhere.
     pub resync_position_bytes: u64,
+    /// Where the rebuild of members goes on.
+    pub rebuild_from_bytes: Option<u64>,
+    /// What cannot be read, by slot.
+    pub bad_blocks: Vec<Vec<BadRange>>,
     /// Whether it has just been created.
     pub created: bool,
+    /// Whether its redundancy has never been whole.
+    pub is_building: bool,
+    /// The names of its drives by slot, when they were last there; may be empty.
+    pub last_known: Vec<String>,
+    /// Where its write intent is.
+    pub intent: IntentLayout,
     /// Its superblocks; `None` in memory.
-    pub handle: Option<Arc<Mutex<ArrayHandle<OpenDevice>>>>,
+    pub handle: Option<Handle>,
     memory: Vec<MemoryDrive>,
+    /// How long each member's drive is waited for, and what it owes; by slot, none in memory.
+    pub(super) time_limits: Vec<TimeLimit>,
+}
+
+/// What an operator has accepted for a start.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Accepted {
+    /// That members are missing which may be newer.
+    pub run: bool,
+    /// That what was being written to stripes without all their members may be wrong.
+    pub force: bool,
+    /// That all but the history of this drive is lost.
+    pub winner: Option<String>,
+}
+
+impl Accepted {
+    /// Whether anything is.
+    pub fn is_something(&self) -> bool {
+        *self != Self::default()
+    }
 }
 
 /// Opens drives of an array for ourselves, waiting so long for a predecessor that was killed.
@@ -226,6 +140,15 @@ fn look_at_drives(array: &str, paths: &[PathBuf]) -> Result<Vec<OpenDevice>, Arr
     paths.iter().map(|path| open(path, Intent::Examine).map_err(device)).collect()
 }
 
+/// That every member that the file names is there.
+pub(super) fn all_present(array: &str, listed: &Listed) -> Result<(), ArrayStartError> {
+    if listed.absent.is_empty() {
+        return Ok(());
+    }
+    let absent: Vec<_> = listed.absent.iter().map(ToString::to_string).collect();
+    Err(ArrayStartError::Absent { array: array.to_owned(), absent: absent.join("; ") })
+}
+
 /// Reads what drives hold.
 ///
 /// # Errors
@@ -249,6 +172,13 @@ pub(super) fn new_array(array: &Array, homehost: Option<String>) -> NewArray {
         level: metadata_level(array.level),
         chunk_bytes: array.chunk_bytes,
         uuid: None,
+        consistency: Some(match array.consistency {
+            Consistency::None => metadata::Consistency::None,
+            Consistency::Resync => metadata::Consistency::Resync,
+            Consistency::Bitmap => metadata::Consistency::Bitmap,
+            Consistency::Ppl => metadata::Consistency::Ppl,
+        }),
+        assume_clean: false,
     }
 }
 
@@ -263,16 +193,19 @@ impl Survey {
     /// `open` opens the drives.
     fn new(
         array: &Array,
-        paths: &[PathBuf],
+        listed: &Listed,
         homehost: Option<String>,
         state: Option<&StateDirectory>,
+        accepted: &Accepted,
         open: impl FnOnce(&[PathBuf]) -> Result<Vec<OpenDevice>, ArrayStartError>,
     ) -> Result<Self, ArrayStartError> {
         let name = &array.name;
         let record = state.map(|state| state.record(name)).transpose()?.flatten();
         let known = array.uuid.or(record.as_ref().map(|record| record.uuid));
-        let media = open(&with_moved_members(paths, known))?;
+        let remembered = record.as_ref().map_or(&[][..], |record| &record.members);
+        let media = open(&with_moved_members(&listed.present, known, remembered))?;
         let examined = examine_all(name, &media)?;
+        let (media, examined) = without_blank(name, known, media, examined);
         // Which array is meant, if drives of several are listed: the configured one, or the one that
         // is remembered, and not whatever the first drive of the list has.
         let carries = |uuid: &Uuid| {
@@ -286,12 +219,20 @@ impl Survey {
             last_known: record
                 .iter()
                 .flat_map(|record| (0..).zip(record.members.iter().cloned()))
+                .filter(|(_, name)| !name.is_empty())
                 .collect(),
+            known_events: record.as_ref().and_then(|record| record.events),
+            run: accepted.run,
+            force: accepted.force,
+            winner: accepted.winner.clone(),
         };
         let decision =
             assemble::decide(&examined, &expected, &new_array(array, homehost)).map_err(
                 |source| ArrayStartError::Drives { array: name.clone(), source: Box::new(source) },
             )?;
+        if matches!(decision, Decision::Create(_)) {
+            all_present(name, listed)?;
+        }
         let Some((record, state)) = record.zip(state) else {
             return Ok(Self { media, examined, decision });
         };
@@ -335,9 +276,9 @@ impl Outlook {
         drives: &Drives,
         state: Option<&StateDirectory>,
     ) -> Result<Self, ArrayStartError> {
-        let Drives::Paths(paths) = drives else { return Ok(Self::Memory) };
+        let Drives::Paths(listed) = drives else { return Ok(Self::Memory) };
         let open = |paths: &[PathBuf]| look_at_drives(&array.name, paths);
-        Ok(match Survey::new(array, paths, None, state, open)?.decision {
+        Ok(match Survey::new(array, listed, None, state, &Accepted::default(), open)?.decision {
             Decision::Assemble(plan) => Self::Exists(Box::new(plan.info)),
             Decision::Create(_) => Self::Blank,
         })
@@ -354,19 +295,32 @@ impl Prospect {
         drives: &Drives,
         homehost: Option<String>,
         state: Option<&StateDirectory>,
+        accepted: &Accepted,
     ) -> Result<Self, ArrayStartError> {
-        let name = array.name.clone();
-        let paths = match drives {
+        let (name, member_timeout) = (array.name.clone(), array.member_timeout);
+        let listed = match drives {
             Drives::Memory(sizes) => {
                 let geometry = memory_geometry(array, sizes)?;
                 let drives = sizes.iter().map(|&size| MemoryDrive::new(size)).collect();
-                return Ok(Self { name, kind: Kind::Memory(geometry, drives) });
+                let kind = Kind::Memory(geometry, drives);
+                let accepted = Accepted::default();
+                return Ok(Self { name, kind, accepted, member_timeout });
             }
-            Drives::Paths(paths) => paths,
+            Drives::Paths(listed) => listed,
         };
         let open = |paths: &[PathBuf]| own_drives(&name, paths, PREDECESSOR_PATIENCE);
-        let survey = Survey::new(array, paths, homehost, state, open)?;
-        Ok(Self { name, kind: Kind::Drives(survey) })
+        let survey = Survey::new(array, listed, homehost, state, accepted, open)?;
+        let (kind, accepted) = (Kind::Drives(survey), accepted.clone());
+        Ok(Self { name, kind, accepted, member_timeout })
+    }
+
+    /// If it is created: whether what is on its drives is taken as agreeing.
+    #[must_use]
+    pub fn assume_clean(mut self, assume_clean: bool) -> Self {
+        if let Kind::Drives(Survey { decision: Decision::Create(plan), .. }) = &mut self.kind {
+            plan.assume_clean = assume_clean;
+        }
+        self
     }
 
     /// The array's name.
@@ -389,6 +343,66 @@ impl Prospect {
         Ok(engine_geometry(&self.name, &on_disk)?.capacity_bytes())
     }
 
+    /// Drives that went another way than the winner that an operator has named, and whose history is
+    /// given up for it.
+    pub fn losers(&self) -> Vec<Description> {
+        let Kind::Drives(Survey { media, examined, decision: Decision::Assemble(plan) }) =
+            &self.kind
+        else {
+            return Vec::new();
+        };
+        let lost = plan.left_over.iter().filter(|left| left.reason == NotMember::Diverged);
+        let describe = |left: &assemble::LeftOver| {
+            let medium = media.get(left.drive)?;
+            Some(Description {
+                identity: medium.identity().clone(),
+                size_bytes: raidfabric_raid::device::Medium::size_bytes(medium),
+                contents: examined.get(left.drive)?.contents.clone(),
+            })
+        };
+        lost.filter_map(describe).collect()
+    }
+
+    /// Writes down what an operator has decided, so that the array starts by itself from now on.
+    ///
+    /// # Errors
+    /// [`ArrayStartError`]; it says what has been written.
+    pub fn decide(self, state: Option<&StateDirectory>) -> Result<OpenArray, ArrayStartError> {
+        let losers: Vec<PathBuf> = self.losers().into_iter().map(|one| one.identity.path).collect();
+        let is_dirty = self.plan().is_some_and(|plan| plan.dirty.is_some());
+        let member_timeout = self.member_timeout;
+        let array = self.take(state)?;
+        let Some(handle) = &array.handle else { return Ok(array) };
+        let name = &array.name;
+        let failed = |source: CreateError| ArrayStartError::Drives {
+            array: name.clone(),
+            source: Box::new(source),
+        };
+        let mut handle = handle.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        // What the bitmap has to be believed for is only looked up in an array that was active.
+        let wanted = Wanted { active: is_dirty, ..handle.recorded().clone() };
+        let recorded = handle.record(&wanted).map_err(|error| failed(error.into()))?;
+        // A loser becomes a spare: it has no history any more that could be taken for the array's.
+        for medium in own_drives(name, &losers, Duration::ZERO)? {
+            let examined = examine(&medium).map_err(|error| failed(error.into()))?;
+            let free = |slot: &usize| handle.member(*slot).is_none();
+            let Some(slot) = (0..array.geometry.members()).find(free) else { break };
+            let drive = medium.identity().to_string();
+            let medium = PatientDevice::new(medium, member_timeout);
+            handle.add(slot, medium, &examined, true).map_err(|source| ArrayStartError::Add {
+                array: name.clone(),
+                drive,
+                source,
+            })?;
+        }
+        drop(handle);
+        if let Some(state) = state {
+            let record = Record::new(array.uuid, array.member_names(), Some(recorded.events));
+            state.remember(name, &record)?;
+        }
+        Ok(array)
+    }
+
     /// The blocks of each drive, with its name.
     pub fn drive_blocks(&self) -> Vec<(String, u32)> {
         match &self.kind {
@@ -406,39 +420,95 @@ impl Prospect {
     /// # Errors
     /// [`ArrayStartError`]; it says what has been written.
     pub fn take(self, state: Option<&StateDirectory>) -> Result<OpenArray, ArrayStartError> {
-        let Self { name, kind } = self;
+        let Self { name, kind, accepted, member_timeout } = self;
         let Survey { media, examined, decision } = match kind {
             Kind::Memory(geometry, memory) => return Ok(memory_array(name, geometry, memory)),
             Kind::Drives(survey) => survey,
         };
         let failed =
             |source| ArrayStartError::Drives { array: name.clone(), source: Box::new(source) };
-        let (handle, created) = match decision {
-            Decision::Create(plan) => (assemble::create(&plan, media).map_err(failed)?, true),
-            Decision::Assemble(plan) => {
-                let (handle, unused) = ArrayHandle::assemble(&plan, &examined, media);
-                for medium in unused {
-                    let drive = medium.identity().name();
-                    tracing::warn!(
-                        array = name,
-                        drive,
-                        "belongs to the array but has no place in it"
-                    );
-                }
-                (handle, false)
+        let patient = |medium| PatientDevice::new(medium, member_timeout);
+        let media = media.into_iter().map(patient).collect();
+        match decision {
+            Decision::Create(plan) => {
+                let handle = assemble::create(&plan, media).map_err(failed)?;
+                settle(from_handle(name, handle, true, &accepted)?, state)
             }
-        };
-        settle(from_handle(name, handle, created)?, state)
+            Decision::Assemble(plan) => {
+                let handle = put_together(&name, &plan, &examined, media).map_err(failed)?;
+                settle(from_handle(name, handle, false, &accepted)?, state)
+            }
+        }
     }
+
+    /// The slots whose drives are missing although no superblock says that they are lost: they may
+    /// be late.
+    pub fn awaited(&self) -> Vec<usize> {
+        let Kind::Drives(Survey { examined, decision: Decision::Assemble(plan), .. }) = &self.kind
+        else {
+            return Vec::new();
+        };
+        let present = plan.slots.iter().filter_map(|slot| examined.get(slot.drive?)?.superblock());
+        let Some(newest) = present.max_by_key(|superblock| superblock.events()) else {
+            return Vec::new();
+        };
+        let is_claimed = |slot: usize| {
+            let claims = |number| newest.role_of(number);
+            let role = u16::try_from(slot).map_or(Role::Faulty, Role::Active);
+            (0..newest.role_count()).any(|number| claims(number) == role)
+        };
+        let slots = plan.slots.iter().enumerate();
+        let missing = slots.filter(|(_, slot)| slot.drive.is_none()).map(|(slot, _)| slot);
+        missing.filter(|slot| is_claimed(*slot)).collect()
+    }
+
+    /// What it is, if it exists.
+    pub fn plan(&self) -> Option<&AssemblyPlan> {
+        match &self.kind {
+            Kind::Drives(Survey { decision: Decision::Assemble(plan), .. }) => Some(plan),
+            _ => None,
+        }
+    }
+}
+
+/// Puts an array together from its drives, and makes them ready to be used.
+fn put_together(
+    name: &str,
+    plan: &AssemblyPlan,
+    examined: &[Examined],
+    media: Vec<PatientDevice>,
+) -> Result<ArrayHandle<PatientDevice>, CreateError> {
+    for risk in &plan.risks {
+        tracing::warn!(array = name, "as you accept: {risk}");
+    }
+    let (mut handle, unused) = ArrayHandle::assemble(plan, examined, media);
+    for left in &plan.left_over {
+        if let Some(drive) = examined.get(left.drive) {
+            let drive = &drive.name;
+            tracing::warn!(array = name, drive, "it is no member of the array: {}", left.reason);
+        }
+    }
+    drop(unused);
+    handle.take_over()?;
+    Ok(handle)
 }
 
 /// Remembers an array that is ours, and advises on what could take it away at the next boot.
 pub(super) fn settle(
-    array: OpenArray,
+    mut array: OpenArray,
     state: Option<&StateDirectory>,
 ) -> Result<OpenArray, ArrayStartError> {
     if let Some(state) = state {
-        state.remember(&array.name, array.uuid, array.member_names())?;
+        let events = array.events().map(|events| remembered_events(state, &array, events));
+        let known = state.record(&array.name)?.filter(|known| known.uuid == array.uuid);
+        let was_building = array.created || known.as_ref().is_some_and(|known| known.is_building);
+        array.last_known = known.map(|known| known.members).unwrap_or_default();
+        array.is_building = was_building && array.resync_position_bytes != u64::MAX;
+        let record = Record {
+            is_building: array.is_building,
+            ..Record::new(array.uuid, array.member_names(), events)
+        };
+        state.remember(&array.name, &record)?;
     }
     if let Some(advice) = advice::assembly_advice(array.uuid) {
         tracing::warn!(array = array.name, "{advice}");
@@ -446,18 +516,68 @@ pub(super) fn settle(
     Ok(array)
 }
 
+/// The event count to be remembered of an array that starts with `events`: what is remembered stays,
+/// as no member has been lost since; otherwise one less than now, which no lost member has, and every
+/// member does that a crash left one behind.
+fn remembered_events(state: &StateDirectory, array: &OpenArray, events: u64) -> u64 {
+    let known = state.record(&array.name).ok().flatten();
+    let known = known.filter(|known| known.uuid == array.uuid).and_then(|known| known.events);
+    known.filter(|known| *known <= events).unwrap_or_else(|| events.saturating_sub(1))
+}
+
 /// Beside the listed drives, those that carry the array's UUID under other names.
-fn with_moved_members(paths: &[PathBuf], known: Option<Uuid>) -> Vec<PathBuf> {
+fn with_moved_members(
+    paths: &[PathBuf],
+    known: Option<Uuid>,
+    remembered: &[String],
+) -> Vec<PathBuf> {
     let mut paths = paths.to_vec();
     let Some(uuid) = known else { return paths };
     let identity = |path: &PathBuf| std::fs::canonicalize(path).ok();
-    for found in find_members(uuid, &[]) {
+    for found in find_members(uuid, &remembered_files(remembered)) {
         if !paths.iter().any(|path| identity(path) == identity(&found.path)) {
             tracing::info!(drive = %found.path.display(), %uuid, "found a member under another name");
             paths.push(found.path);
         }
     }
     paths
+}
+
+/// Members that are files, which nobody finds who does not know where they are: those that came in
+/// while the array ran.
+pub(super) fn remembered_files(members: &[String]) -> Vec<PathBuf> {
+    members.iter().map(PathBuf::from).filter(|path| path.is_absolute() && path.is_file()).collect()
+}
+
+/// Without the drives that are blank, if the others are an array that is known to exist: what is to
+/// come into it is added while it runs.
+fn without_blank(
+    name: &str,
+    known: Option<Uuid>,
+    media: Vec<OpenDevice>,
+    examined: Vec<Examined>,
+) -> (Vec<OpenDevice>, Vec<Examined>) {
+    let is_member = |drive: &Examined| {
+        drive.superblock().is_some_and(|superblock| Some(superblock.array_uuid()) == known)
+    };
+    if !examined.iter().any(|drive| is_member(drive) && !drive.is_unfinished()) {
+        return (media, examined);
+    }
+    let pairs = media.into_iter().zip(examined);
+    pairs
+        .filter(|(_, drive)| {
+            let is_blank = drive.contents == Contents::Blank;
+            if is_blank {
+                let drive = &drive.name;
+                tracing::warn!(
+                    array = name,
+                    drive,
+                    "it is blank, and no member; `raidfabric array add {name} DRIVE` makes it one"
+                );
+            }
+            !is_blank
+        })
+        .unzip()
 }
 
 fn metadata_level(level: Level) -> metadata::Level {
@@ -474,17 +594,7 @@ fn engine_geometry(
     name: &str,
     on_disk: &superblock::Geometry,
 ) -> Result<Geometry, ArrayStartError> {
-    let level = match on_disk.level {
-        metadata::Level::Raid0 => geometry::Level::Raid0,
-        metadata::Level::Raid1 => geometry::Level::Raid1,
-        metadata::Level::Raid10 => geometry::Level::Raid10,
-        unserved @ (metadata::Level::Raid5 | metadata::Level::Raid6) => {
-            return Err(ArrayStartError::Drives {
-                array: name.to_owned(),
-                source: Box::new(CreateError::NotServed(unserved)),
-            });
-        }
-    };
+    let level = geometry::Level::from(on_disk.level);
     let chunk = u32::try_from(on_disk.chunk_bytes).unwrap_or(u32::MAX);
     Geometry::new(level, on_disk.members, chunk, on_disk.component_bytes)
         .map_err(|source| ArrayStartError::Geometry { array: name.to_owned(), source })
@@ -492,20 +602,71 @@ fn engine_geometry(
 
 pub(super) fn from_handle(
     name: String,
-    handle: ArrayHandle<OpenDevice>,
+    mut handle: ArrayHandle<PatientDevice>,
     created: bool,
+    accepted: &Accepted,
 ) -> Result<OpenArray, ArrayStartError> {
     let geometry = engine_geometry(&name, &handle.info().geometry)?;
+    let intent = ready_intent(&name, &mut handle, accepted)?;
+    let recorded = handle.recorded();
+    let offset = |slot| handle.member(slot).map_or(0, assemble::Member::data_offset_bytes);
     Ok(OpenArray {
         uuid: handle.info().uuid,
         geometry,
-        data_offsets_bytes: handle.members().iter().map(|m| m.data_offset_bytes()).collect(),
+        consistency: match handle.info().consistency {
+            metadata::Consistency::None => Consistency::None,
+            metadata::Consistency::Resync => Consistency::Resync,
+            metadata::Consistency::Bitmap => Consistency::Bitmap,
+            metadata::Consistency::Ppl => Consistency::Ppl,
+        },
+        members: recorded.members.clone(),
+        data_offsets_bytes: (0..geometry.members()).map(offset).collect(),
         resync_position_bytes: handle.resync_from_bytes().unwrap_or(u64::MAX),
+        rebuild_from_bytes: recorded.rebuild_from,
+        bad_blocks: recorded.bad_blocks.clone(),
         created,
+        is_building: false,
+        last_known: Vec::new(),
+        intent,
+        time_limits: (0..geometry.members()).map(|_| TimeLimit::default()).collect(),
         handle: Some(Arc::new(Mutex::new(handle))),
         memory: Vec::new(),
         name,
     })
+}
+
+/// Has what was being written when the array stopped made good by its logs, and finds the write
+/// intent.
+fn ready_intent(
+    name: &str,
+    handle: &mut ArrayHandle<PatientDevice>,
+    accepted: &Accepted,
+) -> Result<IntentLayout, ArrayStartError> {
+    let blocks = handle.members().iter().map(|member| member.medium().logical_block_bytes());
+    let block_bytes = blocks.max().unwrap_or(512);
+    let failed = |source: ReplayFailure| ArrayStartError::Replay {
+        array: name.to_owned(),
+        source: Box::new(source),
+    };
+    let replayed = handle.replay(block_bytes, accepted.force).map_err(failed)?;
+    if replayed.parts > 0 {
+        tracing::warn!(
+            array = name,
+            writes = replayed.parts,
+            bad_bytes = replayed.bad_bytes,
+            "not stopped cleanly: parity was made good where it was being written"
+        );
+    }
+    if replayed.bad_bytes > 0 {
+        tracing::error!(
+            array = name,
+            "blocks of a missing member were being written together with others: {} cannot be read \
+             until they are written again",
+            crate::config::format_bytes(replayed.bad_bytes)
+        );
+    }
+    let layout = handle.intent_layout(replayed.next_generation);
+    layout.map_err(|error| failed(error.into()))
 }
 
 fn memory_geometry(array: &Array, sizes: &[u64]) -> Result<Geometry, ArrayStartError> {
@@ -524,9 +685,20 @@ fn memory_array(name: String, geometry: Geometry, memory: Vec<MemoryDrive>) -> O
         // The same after a restart, as hosts that stay connected expect of it.
         uuid: Uuid::new_v5(&MEMORY_NAMESPACE, name.as_bytes()),
         geometry,
+        consistency: match geometry.level() {
+            geometry::Level::Raid0 => Consistency::None,
+            _ => Consistency::Resync,
+        },
+        members: vec![MemberState::InSync; memory.len()],
         data_offsets_bytes: vec![0; memory.len()],
         resync_position_bytes: u64::MAX,
+        rebuild_from_bytes: None,
+        bad_blocks: vec![Vec::new(); memory.len()],
         created: true,
+        is_building: false,
+        last_known: Vec::new(),
+        intent: IntentLayout::NONE,
+        time_limits: Vec::new(),
         handle: None,
         memory,
         name,
@@ -538,55 +710,48 @@ impl OpenArray {
     ///
     /// # Errors
     /// [`ArrayStartError::Descriptors`].
-    pub fn members(&self) -> Result<Vec<MemberPlan>, ArrayStartError> {
+    pub fn member_plans(&self) -> Result<Vec<Option<MemberPlan>>, ArrayStartError> {
         let Some(handle) = &self.handle else {
-            return Ok(self.memory.iter().cloned().map(MemberPlan::Memory).collect());
+            return Ok(self.memory.iter().cloned().map(MemberPlan::Memory).map(Some).collect());
         };
         let handle = handle.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let member = |member: &assemble::Member<OpenDevice>| {
-            let medium = member.medium();
-            let fd: OwnedFd = medium.descriptors().io.try_clone()?;
-            let facts = DriveFacts {
-                size_bytes: raidfabric_raid::device::Medium::size_bytes(medium),
-                block_size_bytes: medium.logical_block_bytes(),
-                has_volatile_cache: medium.has_volatile_cache(),
-            };
-            Ok(MemberPlan::Uring(fd, facts))
+        let plan = |(slot, limit)| {
+            handle.member(slot).map(|member| member_plan(member, limit)).transpose()
         };
-        let members = handle.members().iter().map(member).collect::<std::io::Result<_>>();
-        members.map_err(|source| ArrayStartError::Descriptors { array: self.name.clone(), source })
+        let limits = self.time_limits.iter().enumerate();
+        let plans = limits.map(plan).collect::<std::io::Result<_>>();
+        plans.map_err(|source| ArrayStartError::Descriptors { array: self.name.clone(), source })
+    }
+
+    /// The drives by slot; nothing in memory.
+    pub fn identities(&self) -> Vec<Option<Identity>> {
+        let slots = 0..self.geometry.members();
+        let Some(handle) = &self.handle else { return slots.map(|_| None).collect() };
+        let handle = handle.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let identity = |slot| Some(handle.member(slot)?.medium().identity().clone());
+        slots.map(identity).collect()
     }
 
     /// The members' names by slot, with their serial numbers, for people; none in memory.
     pub fn drive_names(&self) -> Vec<String> {
-        let Some(handle) = &self.handle else { return Vec::new() };
+        self.identities().into_iter().flatten().map(|identity| identity.to_string()).collect()
+    }
+
+    /// The event count of its superblocks; none in memory.
+    fn events(&self) -> Option<u64> {
+        let handle = self.handle.as_ref()?;
         let handle = handle.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let name = |member: &assemble::Member<OpenDevice>| {
-            raidfabric_raid::device::Medium::name(member.medium())
-        };
-        handle.members().iter().map(name).collect()
+        Some(handle.info().events)
     }
 
-    /// The members' names by slot; none in memory.
+    /// The members' names by slot, as they are remembered: those of empty slots stay what they
+    /// were.
     pub fn member_names(&self) -> Vec<String> {
-        self.handle.as_ref().map_or_else(Vec::new, |handle| {
-            let handle = handle.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            handle.members().iter().map(|member| member.medium().identity().name()).collect()
-        })
-    }
-
-    /// The temperature of its warmest drive in kelvin; 0 if none has a sensor.
-    pub fn temperature_kelvin(&self) -> u16 {
-        self.handle.as_ref().map_or(0, |handle| {
-            let handle = handle.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            let names = handle
-                .members()
-                .iter()
-                .filter_map(|member| member.medium().identity().kernel_name.clone());
-            let names: Vec<_> = names.collect();
-            drop(handle);
-            names.iter().filter_map(|name| temperature::of_drive(name)).max().unwrap_or(0)
-        })
+        let name = |(slot, identity): (usize, Option<Identity>)| match identity {
+            Some(identity) => identity.name(),
+            None => self.last_known.get(slot).cloned().unwrap_or_default(),
+        };
+        self.identities().into_iter().enumerate().map(name).collect()
     }
 
     /// Whether acknowledged writes may be in a volatile cache until a flush.
@@ -596,4 +761,19 @@ impl OpenArray {
             handle.members().iter().any(|member| member.medium().has_volatile_cache())
         })
     }
+}
+
+/// A handle on a member's drive for one core: a duplicate of the descriptor that owns the drive.
+pub(super) fn member_plan(
+    member: &assemble::Member<PatientDevice>,
+    limit: &TimeLimit,
+) -> std::io::Result<MemberPlan> {
+    let medium = member.medium();
+    let fd: OwnedFd = medium.descriptors().io.try_clone()?;
+    let facts = DriveFacts {
+        size_bytes: raidfabric_raid::device::Medium::size_bytes(medium),
+        block_size_bytes: medium.logical_block_bytes(),
+        has_volatile_cache: medium.has_volatile_cache(),
+    };
+    Ok(MemberPlan::Uring(fd, facts, limit.clone()))
 }

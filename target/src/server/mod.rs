@@ -7,43 +7,62 @@
 //! The control thread accepts connections and writes superblocks; it never touches data.
 
 pub mod arrays;
+mod changes;
+pub mod control;
+mod cores;
+mod error;
+pub mod examination;
+pub mod inspect;
 mod keeper;
 mod listen;
+mod observe;
 pub mod overwrite;
+mod patience;
+mod patient;
+mod plane;
 pub mod present;
+pub mod report;
+mod served;
+mod spares;
 mod state;
+mod steward;
 mod subsystems;
 mod temperature;
+pub mod verdict;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use raidfabric_protocol::tcp::target as machine;
 use raidfabric_raid::array::{self, NoKeeper, Shared};
-use raidfabric_raid::assemble::ArrayHandle;
-use raidfabric_raid::device::OpenDevice;
 use raidfabric_raid::mesh::Mesh;
 use tokio::sync::{mpsc, oneshot};
 
-pub use arrays::{ArrayStartError, OpenArray, Outlook, Prospect};
+pub use arrays::{Accepted, OpenArray, Outlook, Prospect};
+pub use error::ArrayStartError;
 pub use listen::{Arrival, Seat};
 pub use overwrite::Overwrite;
+pub use plane::{InUse, Plane};
 pub use state::StateDirectory;
 
 use crate::association::Registry;
 use crate::config::drives::Drives;
 use crate::config::memory::{Bound, WORKERS_PER_CORE};
-use crate::config::{Array, Config};
+use crate::config::{Array, Config, Consistency};
 use crate::core::{
     self, ArrayPlan, CoreError, CoreMessage, CorePlan, MemoryPlan, Published, Settings,
 };
 use crate::runtime::{self, CoreOptions, Doorbell, RuntimeError};
-use keeper::ControlSide;
+use control::ControlSocket;
+use cores::Cores;
+use keeper::{Bell, Recorder, Turn};
 use listen::{Door, Listener};
+use plane::{CoreDoor, Desk};
+use served::ServedArray;
 
 /// How long a refused connection's end is waited for.
 const LINGER: Duration = Duration::from_secs(1);
@@ -82,6 +101,9 @@ pub enum StartError {
     /// The state directory.
     #[error(transparent)]
     State(#[from] state::StateError),
+    /// The control socket.
+    #[error(transparent)]
+    Control(#[from] control::SocketError),
     /// A data core, after the arrays were opened.
     #[error("a data core did not start: {0}")]
     Core(#[from] CoreError),
@@ -95,53 +117,11 @@ pub enum StartError {
     },
 }
 
-/// What is in use at a moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct InUse {
-    /// TCP connections.
-    pub connections: u64,
-    /// Controllers.
-    pub controllers: u64,
-    /// Commands not yet completed.
-    pub commands: u64,
-    /// Bytes of data memory.
-    pub memory_bytes: u64,
-}
-
-impl std::fmt::Display for InUse {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "in use: {} connections, {} controllers, {} commands, {} bytes of buffers",
-            self.connections, self.controllers, self.commands, self.memory_bytes
-        )
-    }
-}
-
 /// A running server.
 pub struct Server {
-    addresses: Vec<SocketAddr>,
-    registry: Arc<Registry>,
-    doors: Arc<Vec<Door>>,
-    published: Vec<Arc<Published>>,
+    plane: Arc<Plane>,
     cores: Vec<JoinHandle<Result<(), CoreError>>>,
     control: Control,
-    arrays: Vec<ServedArray>,
-}
-
-/// An array and what the cores share of it.
-struct ServedArray {
-    open: OpenArray,
-    shared: Arc<Shared>,
-}
-
-/// The control thread.
-struct Control {
-    /// Dropped to stop accepting.
-    accepting: Option<oneshot::Sender<()>>,
-    /// Dropped to end the thread.
-    living: Option<oneshot::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl Server {
@@ -153,84 +133,81 @@ impl Server {
         let config = &plan.config;
         runtime::preflight(plan.cores.len(), config.ring.entries, config.ring.coop_taskrun)?;
         let listeners = bind(config)?;
-        let addresses = listeners
-            .iter()
-            .filter(|listener| listener.serves_volumes)
-            .map(|listener| listener.address)
-            .collect();
-        let opened = open_arrays(config, &plan.drives)?;
+        let socket = config.control_socket.as_deref().map(ControlSocket::bind).transpose()?;
+        let desk = Arc::new(Desk::default());
+        let mut control = Control::start(socket, Arc::clone(&desk))
+            .map_err(|source| StartError::Resources { what: "the control thread", source })?;
+        let state = state_directory(config)?;
+        let opened = open_arrays(config, &plan.drives, state.as_ref(), &desk)?;
         for array in &opened {
             announce(array);
         }
         let everything =
             subsystems::build(config, &opened, &listeners).map_err(StartError::Exporting)?;
-        let mut control_sides = Vec::new();
         let mut served = Vec::new();
-        for (service, open) in opened.into_iter().enumerate() {
-            let (shared, control) = share(service, &open, plan.cores.len());
-            if let (Some(control), Some(handle)) = (control, &open.handle) {
-                control_sides.push((
-                    control,
-                    open.name.clone(),
-                    Arc::clone(&shared),
-                    Arc::clone(handle),
-                ));
+        for (service, mut open) in opened.into_iter().enumerate() {
+            let Some(conduct) = config.arrays.get(service).cloned() else { continue };
+            let Some(drives) = plan.drives.get(service) else { continue };
+            for limit in &mut open.time_limits {
+                limit.timeout = conduct.member_timeout;
             }
-            served.push(ServedArray { open, shared });
+            let bell = Arc::new(Bell::default());
+            let shared = share(service, &open, &conduct, plan.cores.len(), &bell);
+            let recorder = open.handle.as_ref().map(|handle| {
+                let (handle, state) = (Arc::clone(handle), state.clone());
+                let shared = Arc::clone(&shared);
+                Arc::new(Recorder::new(open.name.clone(), shared, handle, state))
+            });
+            if let Some(recorder) = &recorder {
+                control.spawn(keeper::keep(bell, Arc::clone(recorder), conduct.safe_mode_delay));
+            }
+            let array = ServedArray::new(service, open, shared, conduct, drives, recorder);
+            served.push(Arc::new(array));
         }
         let below = arrays_below(&everything.volumes, &served);
         let registry = Arc::new(Registry::new(everything.served, below, plan.cores.len()));
-        let control_runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .thread_name("raidfabric-io")
-            .build()
-            .map_err(|source| StartError::Resources { what: "the control thread", source })?;
         let launched = launch(plan, &registry, &served, &everything.volumes)?;
-        let doors = Arc::new(launched.doors);
-        let control = Control::start(control_runtime, control_sides, listeners, Arc::clone(&doors))
-            .map_err(|source| StartError::Resources { what: "the control thread", source })?;
-        Ok(Self {
-            addresses,
-            registry,
-            doors,
-            published: launched.published,
-            cores: launched.threads,
-            control,
-            arrays: served,
-        })
+        let plane = Arc::new(Plane::new(config, &listeners, registry, launched.cores, served));
+        for listener in listeners {
+            control.accept(listener, &plane.doors);
+        }
+        for array in &plane.arrays {
+            let cores = Cores::new(Arc::clone(&plane.doors));
+            control.spawn(steward::look_after(Arc::clone(array), cores));
+        }
+        desk.open(&plane);
+        Ok(Self { plane, cores: launched.threads, control })
+    }
+
+    /// What is served.
+    pub fn plane(&self) -> &Arc<Plane> {
+        &self.plane
     }
 
     /// Where volumes are served, in the order of the configuration.
     pub fn addresses(&self) -> &[SocketAddr] {
-        &self.addresses
+        &self.plane.addresses
     }
 
     /// What is in use; up to a second old.
     pub fn in_use(&self) -> InUse {
-        let sum = |counter: fn(&Published) -> &std::sync::atomic::AtomicU64| {
-            self.published.iter().map(|core| counter(core).load(Ordering::Relaxed)).sum()
-        };
-        InUse {
-            connections: sum(|core| &core.connections),
-            controllers: self.registry.controllers() as u64,
-            commands: sum(|core| &core.commands),
-            memory_bytes: sum(|core| &core.memory_bytes),
-        }
+        self.plane.in_use()
     }
 
     /// The arrays, for their state: name and shared part.
     pub fn arrays(&self) -> impl Iterator<Item = (&str, &Arc<Shared>)> {
-        self.arrays.iter().map(|array| (array.open.name.as_str(), &array.shared))
+        self.plane.arrays.iter().map(|array| (array.name(), &array.shared))
+    }
+
+    /// How each array is made consistent after a crash, with its name.
+    pub fn consistencies(&self) -> impl Iterator<Item = (&str, Consistency)> {
+        self.plane.arrays.iter().map(|array| (array.name(), array.open.consistency))
     }
 
     /// Reads the drives' temperatures and tells every controller to look at the health of its
     /// subsystem, so that hosts hear of what is wrong.
     pub fn report_health(&self) {
-        for array in &self.arrays {
-            let kelvin = array.open.temperature_kelvin();
-            self.registry.set_temperature(&array.shared, kelvin);
-        }
-        self.registry.health_may_have_changed();
+        self.plane.report_health();
     }
 
     /// Whether a data core has ended by itself, which only a fault of ours makes it do.
@@ -243,7 +220,7 @@ impl Server {
     pub fn stop(mut self) -> Vec<(String, String)> {
         self.control.stop_accepting();
         let drained = self.drain();
-        for door in self.doors.iter() {
+        for door in self.plane.doors.iter() {
             let _ = door.inbox.send(CoreMessage::End);
         }
         let mut ended = drained;
@@ -252,9 +229,9 @@ impl Server {
         }
         self.control.end();
         let mut left = Vec::new();
-        for array in &self.arrays {
+        for array in &self.plane.arrays {
             if let Err(reason) = mark_clean(array, ended) {
-                left.push((array.open.name.clone(), reason));
+                left.push((array.name().to_owned(), reason));
             }
         }
         left
@@ -263,7 +240,7 @@ impl Server {
     /// Whether every core has nothing left to do.
     fn drain(&self) -> bool {
         let (done, answers) = std::sync::mpsc::channel();
-        for door in self.doors.iter() {
+        for door in self.plane.doors.iter() {
             let _ = door.inbox.send(CoreMessage::Drain(done.clone()));
         }
         drop(done);
@@ -271,26 +248,25 @@ impl Server {
         while let Ok(true) = answers.recv() {
             drained += 1;
         }
-        drained == self.doors.len()
+        drained == self.plane.doors.len()
     }
 }
 
 fn mark_clean(array: &ServedArray, cores_ended: bool) -> Result<(), String> {
-    let Some(handle) = &array.open.handle else { return Ok(()) };
-    array.shared.stop_writes();
-    if let Some(failure) = array.shared.failure() {
+    let Some(recorder) = &array.recorder else { return Ok(()) };
+    let shared = &array.shared;
+    shared.stop_writes();
+    if let Some(failure) = shared.failure() {
         return Err(format!("it has failed: {failure}"));
     }
-    if !cores_ended || array.shared.writes_in_flight() > 0 {
+    if !cores_ended || shared.writes_in_flight() > 0 {
         return Err("writes to it were still under way".into());
     }
-    let mut handle = handle.lock().unwrap_or_else(PoisonError::into_inner);
-    // The position can have fallen since the last checkpoint.
-    let position_bytes = array.shared.resync_position_bytes();
-    handle
-        .checkpoint_resync(position_bytes)
-        .and_then(|()| handle.mark_clean())
-        .map_err(|error| error.to_string())
+    shared.try_clean();
+    match recorder.settle() {
+        Turn::Done => Ok(()),
+        _ => Err("its superblocks could not be written; see above".into()),
+    }
 }
 
 /// Whether an address could be served on now.
@@ -324,20 +300,23 @@ pub fn homehost() -> Option<String> {
     rustix::system::uname().nodename().to_str().ok().map(str::to_owned)
 }
 
-fn open_arrays(config: &Config, drives: &[Drives]) -> Result<Vec<OpenArray>, StartError> {
-    let state = state_directory(config)?;
+fn open_arrays(
+    config: &Config,
+    drives: &[Drives],
+    state: Option<&StateDirectory>,
+    desk: &Desk,
+) -> Result<Vec<OpenArray>, StartError> {
     let homehost = homehost();
-    let prospects = config
-        .arrays
-        .iter()
-        .zip(drives)
-        .map(|(array, drives)| Prospect::look(array, drives, homehost.clone(), state.as_ref()))
-        .collect::<Result<Vec<_>, _>>()?;
+    let started = std::time::Instant::now();
+    let look = |(array, drives)| {
+        patience::look_patiently(array, drives, homehost.as_deref(), state, desk, started)
+    };
+    let prospects = config.arrays.iter().zip(drives).map(look).collect::<Result<Vec<_>, _>>()?;
     check_block_sizes(config, &prospects)?;
     let capacities =
         prospects.iter().map(Prospect::capacity_bytes).collect::<Result<Vec<_>, _>>()?;
     subsystems::check_sizes(config, &capacities)?;
-    let take = |prospect: Prospect| prospect.take(state.as_ref());
+    let take = |prospect: Prospect| prospect.take(state);
     prospects.into_iter().map(take).collect::<Result<_, _>>().map_err(StartError::Opening)
 }
 
@@ -366,40 +345,53 @@ fn check_block_sizes(config: &Config, prospects: &[Prospect]) -> Result<(), Arra
 fn announce(array: &OpenArray) {
     let did = if array.created { "created" } else { "assembled" };
     let size = crate::config::format_bytes(array.geometry.capacity_bytes());
-    if array.resync_position_bytes == u64::MAX {
-        tracing::info!(array = array.name, uuid = %array.uuid, size, "array {did}");
+    let consistency = array.consistency.as_str();
+    let (array, uuid, position) = (&array.name, array.uuid, array.resync_position_bytes);
+    if position == u64::MAX {
+        tracing::info!(array, %uuid, size, consistency, "array {did}");
     } else {
         tracing::warn!(
-            array = array.name, uuid = %array.uuid, size,
-            "array {did}; its copies are made equal in the background"
+            array, %uuid, size, consistency,
+            "array {did}; its redundancy is made good in the background"
         );
     }
 }
 
-fn share(service: usize, open: &OpenArray, cores: usize) -> (Arc<Shared>, Option<ControlSide>) {
-    let (keeper, control): (Arc<dyn array::Keeper>, _) = if open.handle.is_some() {
-        let (core_side, control) = keeper::pair();
-        (core_side, Some(control))
-    } else {
-        (Arc::new(NoKeeper), None)
+fn share(
+    service: usize,
+    open: &OpenArray,
+    conduct: &Array,
+    cores: usize,
+    bell: &Arc<Bell>,
+) -> Arc<Shared> {
+    let keeper: Arc<dyn array::Keeper> = match &open.handle {
+        Some(_) => Arc::<Bell>::clone(bell),
+        None => Arc::new(NoKeeper),
     };
     let shared = Shared::new(array::Settings {
         service: u16::try_from(service).unwrap_or(u16::MAX),
         uuid: *open.uuid.as_bytes(),
-        geometry: open.geometry,
         data_offsets_bytes: open.data_offsets_bytes.clone(),
         cores,
         active: open.handle.is_none(),
         resync_position_bytes: open.resync_position_bytes,
+        members: open.members.clone(),
+        rebuild_from: open.rebuild_from_bytes,
+        bad_blocks: open.bad_blocks.clone(),
+        read_error_limit: conduct.read_error_limit,
+        intent: open.intent.clone(),
         keeper,
+        ..array::Settings::new(open.geometry)
     });
-    (shared, control)
+    let max = Some(conduct.resync.max_bytes).filter(|rate| *rate > 0);
+    shared.set_resync_rates(conduct.resync.min_bytes, max);
+    shared
 }
 
 /// For each subsystem, the arrays that its namespaces are on, each once.
 fn arrays_below(
     volumes: &[Vec<core::VolumePlan>],
-    served: &[ServedArray],
+    served: &[Arc<ServedArray>],
 ) -> Vec<Vec<Arc<Shared>>> {
     let below = |volumes: &Vec<core::VolumePlan>| {
         let indexes: BTreeSet<usize> = volumes.iter().map(|volume| volume.array).collect();
@@ -409,8 +401,7 @@ fn arrays_below(
 }
 
 struct Launched {
-    doors: Vec<Door>,
-    published: Vec<Arc<Published>>,
+    cores: Vec<CoreDoor>,
     threads: Vec<JoinHandle<Result<(), CoreError>>>,
 }
 
@@ -418,7 +409,7 @@ struct Launched {
 fn launch(
     plan: &Plan,
     registry: &Arc<Registry>,
-    arrays: &[ServedArray],
+    arrays: &[Arc<ServedArray>],
     volumes: &[Vec<core::VolumePlan>],
 ) -> Result<Launched, StartError> {
     let resources = |what| move |source| StartError::Resources { what, source };
@@ -434,14 +425,14 @@ fn launch(
         }
     };
     let endpoints = Mesh::new(count, Arc::new(ring));
-    let mut launched = Launched { doors: Vec::new(), published: Vec::new(), threads: Vec::new() };
+    let mut launched = Launched { cores: Vec::new(), threads: Vec::new() };
     let (ready, started) = std::sync::mpsc::channel();
     for (index, (endpoint, doorbell)) in endpoints.into_iter().zip(bells).enumerate() {
         let (inbox, messages) = mpsc::unbounded_channel();
         let published = Arc::new(Published::default());
         let mut array_plans = Vec::new();
         for array in arrays {
-            let members = array.open.members()?;
+            let members = array.open.member_plans()?;
             array_plans.push(ArrayPlan { shared: Arc::clone(&array.shared), members });
         }
         let core_plan = CorePlan {
@@ -466,8 +457,8 @@ fn launch(
                 })
             })
             .map_err(resources("a thread"))?;
-        launched.doors.push(Door { inbox, connections: Arc::new(AtomicUsize::new(0)) });
-        launched.published.push(published);
+        let door = Door { inbox, connections: Arc::new(AtomicUsize::new(0)) };
+        launched.cores.push(CoreDoor { door, published });
         launched.threads.push(thread);
     }
     drop(ready);
@@ -480,8 +471,8 @@ fn launch(
 
 /// A core ended before it served: the others are stopped, and its error is the start's.
 fn first_failure(launched: Launched) -> StartError {
-    for door in &launched.doors {
-        let _ = door.inbox.send(CoreMessage::End);
+    for core in &launched.cores {
+        let _ = core.door.inbox.send(CoreMessage::End);
     }
     let ends: Vec<_> = launched.threads.into_iter().map(JoinHandle::join).collect();
     for end in ends {
@@ -535,49 +526,70 @@ fn memory_plan(config: &Config, cores: usize) -> MemoryPlan {
     }
 }
 
-type Handle = Arc<Mutex<ArrayHandle<OpenDevice>>>;
-type Keeping = (ControlSide, String, Arc<Shared>, Handle);
+/// The control thread: it accepts connections, serves the control socket, and writes superblocks.
+/// Ends when it is dropped, once what it was writing is written.
+struct Control {
+    runtime: tokio::runtime::Handle,
+    accepting: Vec<tokio::task::JoinHandle<std::io::Result<()>>>,
+    /// Dropped to end the thread.
+    living: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+    /// Its file goes with it.
+    _socket: Option<ControlSocket>,
+}
 
 impl Control {
-    fn start(
-        runtime: tokio::runtime::Runtime,
-        keeping: Vec<Keeping>,
-        listeners: Vec<Listener>,
-        doors: Arc<Vec<Door>>,
-    ) -> std::io::Result<Self> {
-        let (accepting, stopped) = oneshot::channel();
-        let (living, ended) = oneshot::channel();
+    fn start(socket: Option<ControlSocket>, desk: Arc<Desk>) -> std::io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .thread_name("raidfabric-io")
+            .build()?;
+        let handle = runtime.handle().clone();
+        if let Some(socket) = &socket {
+            tracing::debug!(path = %socket.path().display(), "control socket");
+            handle.spawn(control::serve(socket.listener()?, desk));
+        }
+        let (living, ended) = oneshot::channel::<()>();
         let thread =
             std::thread::Builder::new().name("raidfabric-control".into()).spawn(move || {
-                runtime.block_on(async move {
-                    for (side, name, shared, handle) in keeping {
-                        tokio::spawn(side.serve(name, shared, handle));
-                    }
-                    let accepting: Vec<_> = listeners
-                        .into_iter()
-                        .map(|listener| tokio::spawn(listen::accept(listener, Arc::clone(&doors))))
-                        .collect();
-                    // Both end by being dropped.
-                    let _: Result<(), _> = stopped.await;
-                    accepting.iter().for_each(tokio::task::JoinHandle::abort);
-                    let _: Result<(), _> = ended.await;
-                });
+                // Ends by being dropped.
+                let _: Result<(), _> = runtime.block_on(ended);
             })?;
-        Ok(Self { accepting: Some(accepting), living: Some(living), thread: Some(thread) })
+        Ok(Self {
+            runtime: handle,
+            accepting: Vec::new(),
+            living: Some(living),
+            thread: Some(thread),
+            _socket: socket,
+        })
+    }
+
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.runtime.spawn(task);
+    }
+
+    fn accept(&mut self, listener: Listener, doors: &Arc<Vec<Door>>) {
+        self.accepting.push(self.runtime.spawn(listen::accept(listener, Arc::clone(doors))));
     }
 
     /// No further connection is accepted; requests of the data cores are still served.
     fn stop_accepting(&mut self) {
-        self.accepting = None;
+        self.accepting.drain(..).for_each(|task| task.abort());
     }
 
-    /// Ends the thread, once what it was writing is written.
+    /// Ends the thread.
     fn end(&mut self) {
-        self.accepting = None;
+        self.stop_accepting();
         self.living = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 

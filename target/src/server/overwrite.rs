@@ -5,7 +5,6 @@
 //! were, too. What is wiped by then is told to whoever asks ([`Overwrite::victims`]); only
 //! [`Overwrite::create`] writes.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use raidfabric_raid::assemble::{
@@ -15,9 +14,12 @@ use raidfabric_raid::device::signature::Contents;
 use raidfabric_raid::device::{Medium, OpenDevice};
 use raidfabric_raid::metadata::private::PrivateArea;
 
-use super::arrays::{self, ArrayStartError, OpenArray};
+use super::arrays::{self, Accepted, OpenArray};
+use super::error::ArrayStartError;
+use super::patient::PatientDevice;
 use super::state::StateDirectory;
 use crate::config::Array;
+use crate::config::drives::Listed;
 
 /// How long udev, or a command that has just ended, is waited for. A daemon that serves the drives
 /// does not end by itself.
@@ -31,6 +33,8 @@ pub struct Overwrite {
     examined: Vec<Examined>,
     /// Indices of the drives that were named.
     victims: Vec<usize>,
+    /// How long a drive may take for a request.
+    member_timeout: Duration,
 }
 
 impl Overwrite {
@@ -41,7 +45,7 @@ impl Overwrite {
     /// [`ArrayStartError`]; nothing has been written.
     pub fn look(
         array: &Array,
-        paths: &[PathBuf],
+        listed: &Listed,
         victims: Vec<usize>,
         homehost: Option<String>,
         state: Option<&StateDirectory>,
@@ -50,10 +54,12 @@ impl Overwrite {
         if let Some(uuid) = array.uuid {
             return Err(ArrayStartError::HasUuid { array: name, uuid });
         }
-        let media = arrays::own_drives(&name, paths, PATIENCE)?;
+        arrays::all_present(&name, listed)?;
+        let media = arrays::own_drives(&name, &listed.present, PATIENCE)?;
         let examined = arrays::examine_all(&name, &media)?;
         let new = arrays::new_array(array, homehost);
-        let this = Self { name, new, media, examined, victims };
+        let member_timeout = array.member_timeout;
+        let this = Self { name, new, media, examined, victims, member_timeout };
         this.plan_as_if_wiped()?;
         this.check_record(state)?;
         Ok(this)
@@ -70,6 +76,7 @@ impl Overwrite {
                 drive.contents = Contents::Blank;
                 drive.private = PrivateArea::Absent;
                 drive.newer_header = None;
+                drive.bad_blocks = None;
             }
         }
         plan_create(&examined, &self.new).map_err(|source| self.drives_error(source))
@@ -88,6 +95,13 @@ impl Overwrite {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Whether what is on its drives is taken as agreeing.
+    #[must_use]
+    pub fn assume_clean(mut self, assume_clean: bool) -> Self {
+        self.new.assume_clean = assume_clean;
+        self
     }
 
     /// The array's name.
@@ -130,11 +144,14 @@ impl Overwrite {
             });
         }
         let plan = plan_create(&examined, &self.new).map_err(|source| self.drives_error(source))?;
-        let Self { name, media, .. } = self;
+        let Self { name, media, member_timeout, .. } = self;
+        let patient = |medium| PatientDevice::new(medium, member_timeout);
+        let media = media.into_iter().map(patient).collect();
         let handle = assemble::create(&plan, media).map_err(|source| ArrayStartError::Drives {
             array: name.clone(),
             source: Box::new(source),
         })?;
-        arrays::settle(arrays::from_handle(name, handle, true)?, state)
+        let accepted = Accepted::default();
+        arrays::settle(arrays::from_handle(name, handle, true, &accepted)?, state)
     }
 }

@@ -15,7 +15,10 @@ pub fn configuration(config: &Config, drives: &[Drives]) -> String {
             bytes => format!(", chunk {}", format_bytes(bytes)),
         };
         let members: Vec<_> = match drives {
-            Drives::Paths(paths) => paths.iter().map(|path| path.display().to_string()).collect(),
+            Drives::Paths(listed) => {
+                let present = listed.present.iter().map(|path| path.display().to_string());
+                present.chain(listed.absent.iter().map(ToString::to_string)).collect()
+            }
             Drives::Memory(sizes) => {
                 sizes.iter().map(|&size| format!("{} of memory", format_bytes(size))).collect()
             }

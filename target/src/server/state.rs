@@ -1,9 +1,14 @@
 //! The state directory: what the daemon remembers of its arrays beside the drives themselves.
 //!
-//! One small file per array, with its UUID and the names of its members. It is written before an array is first served, and
-//! replaced atomically. Its use: an array of which all listed drives turn out to be blank is
-//! created only if none of this name ever existed here; otherwise somebody has put in the wrong
-//! drives, and a new array would hide that.
+//! One small file per array, replaced atomically and durably. Its uses:
+//!
+//! * An array of which all listed drives turn out to be blank is created only if none of this name
+//!   ever existed here; otherwise somebody has put in the wrong drives, and a new array would hide
+//!   that.
+//! * An array that has lost a member counts events on without it. The count is noted here before any
+//!   write that the member missed is acknowledged, so that the lost member, should it be the only
+//!   one that is there one day, is known to be behind. Where that cannot be noted the record is
+//!   taken away: without it, an incomplete array does not start by itself.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -24,11 +29,25 @@ pub struct StateDirectory {
 /// What is remembered of an array.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct Record {
-    schema: String,
+    pub(super) schema: String,
     /// The array's UUID, as in the superblocks of its members.
     pub uuid: Uuid,
     /// The members' names by slot, as they were at the last start.
     pub members: Vec<String>,
+    /// The event count that the array had when it last lost a member, or an earlier one that no
+    /// lost member has; null if that is not known.
+    #[serde(default)]
+    pub events: Option<u64>,
+    /// Whether its redundancy has never been whole.
+    #[serde(default)]
+    pub is_building: bool,
+}
+
+impl Record {
+    /// What is to be remembered.
+    pub fn new(uuid: Uuid, members: Vec<String>, events: Option<u64>) -> Self {
+        Self { schema: SCHEMA.to_owned(), uuid, members, events, is_building: false }
+    }
 }
 
 /// Why the state directory cannot be used.
@@ -103,27 +122,37 @@ impl StateDirectory {
     ///
     /// # Errors
     /// [`StateError::Io`]; the old record is still there then.
-    pub fn remember(
-        &self,
-        array: &str,
-        uuid: Uuid,
-        members: Vec<String>,
-    ) -> Result<(), StateError> {
+    pub fn remember(&self, array: &str, record: &Record) -> Result<(), StateError> {
         let path = self.file(array);
-        let record = Record { schema: SCHEMA.to_owned(), uuid, members };
-        if self.record(array).ok().flatten().as_ref() == Some(&record) {
+        if self.record(array).ok().flatten().as_ref() == Some(record) {
             return Ok(());
         }
         let write = || -> io::Result<()> {
             let new = path.with_extension("json.new");
             let mut file = File::create(&new)?;
-            serde_json::to_writer(&mut file, &record)?;
+            serde_json::to_writer(&mut file, record)?;
             file.write_all(b"\n")?;
             file.sync_all()?;
             fs::rename(&new, &path)?;
             File::open(&self.path)?.sync_all()
         };
         write().map_err(|source| StateError::Io { doing: "write", path: path.clone(), source })
+    }
+
+    /// Forgets what is remembered of an array, durably.
+    ///
+    /// # Errors
+    /// [`StateError::Io`]; the record may still be there then.
+    pub fn forget(&self, array: &str) -> Result<(), StateError> {
+        let path = self.file(array);
+        let forget = || -> io::Result<()> {
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+            File::open(&self.path)?.sync_all()
+        };
+        forget().map_err(|source| StateError::Io { doing: "remove", path: path.clone(), source })
     }
 
     /// Where an array's record is, for messages.
@@ -142,11 +171,18 @@ mod tests {
         let state = StateDirectory::open(&directory.path().join("new")).unwrap();
         assert_eq!(state.record("fast").unwrap(), None);
         let (one, two) = (Uuid::from_u128(1), Uuid::from_u128(2));
-        state.remember("fast", one, vec!["a".into()]).unwrap();
+        state.remember("fast", &Record::new(one, vec!["a".into()], None)).unwrap();
         assert_eq!(state.record("fast").unwrap().unwrap().uuid, one);
-        state.remember("fast", two, vec!["a".into(), "b".into()]).unwrap();
-        let record = state.record("fast").unwrap().unwrap();
-        assert_eq!((record.uuid, record.members.len()), (two, 2));
+        let record = Record::new(two, vec!["a".into(), "b".into()], Some(7));
+        state.remember("fast", &record).unwrap();
+        assert_eq!(state.record("fast").unwrap().unwrap(), record);
+        state.forget("fast").unwrap();
+        state.forget("fast").unwrap();
+        assert_eq!(state.record("fast").unwrap(), None);
+        // Of a daemon that did not note events.
+        let old = format!("{{\"schema\":\"{SCHEMA}\",\"uuid\":\"{one}\",\"members\":[]}}");
+        fs::write(state.path_of("fast"), old).unwrap();
+        assert_eq!(state.record("fast").unwrap().unwrap().events, None);
 
         fs::write(state.path_of("fast"), "{}").unwrap();
         let error = state.record("fast").unwrap_err().to_string();

@@ -146,8 +146,8 @@ async fn read(
             return Err(Ended::Abandoned);
         }
         let piece_bytes = buffer.len() as u32;
-        let (status, buffer) = volume.read(offset_bytes + u64::from(done_bytes), buffer).await;
-        check(status)?;
+        let read = volume.read(offset_bytes + u64::from(done_bytes), buffer).await;
+        let buffer = read.map_err(Ended::With)?;
         let payload = Payload::Pooled { data: buffer.freeze(), _grant: grant };
         if done_bytes + piece_bytes >= length_bytes {
             return Ok((done_bytes, payload));

@@ -11,32 +11,32 @@ use raidfabric_raid::device::{Intent, open};
 
 use crate::program::{Run, configuration, drive, folder, run};
 
-fn create(config: &str, more: &[&str]) -> Run {
+pub fn create(config: &str, more: &[&str]) -> Run {
     let mut arguments = vec!["array", "create", config];
     arguments.extend(more);
     run(&arguments)
 }
 
 /// What a drive's ends hold, to see that nothing was written.
-fn snapshot(drives: &[PathBuf]) -> Vec<Vec<u8>> {
+pub fn snapshot(drives: &[PathBuf]) -> Vec<Vec<u8>> {
     drives.iter().map(|path| fs::read(path).unwrap()).collect()
 }
 
-fn array_uuid(drive: &Path) -> Option<uuid::Uuid> {
+pub fn array_uuid(drive: &Path) -> Option<uuid::Uuid> {
     match describe(drive).unwrap().contents {
         Contents::Md(superblock) => Some(superblock.array_uuid()),
         _ => None,
     }
 }
 
-fn put(drive: &Path, offset: usize, bytes: &[u8]) {
+pub fn put(drive: &Path, offset: usize, bytes: &[u8]) {
     let mut data = fs::read(drive).unwrap();
     data[offset..offset + bytes.len()].copy_from_slice(bytes);
     fs::write(drive, data).unwrap();
 }
 
 /// Looks like ext4 to whoever looks.
-fn make_ext4(drive: &Path) {
+pub fn make_ext4(drive: &Path) {
     put(drive, 1024 + 56, &[0x53, 0xef]);
 }
 
@@ -56,7 +56,7 @@ fn blank_drives_become_an_array_which_is_then_left_alone() {
         "array fast: created\n",
         &uuid,
         "raid10, chunk 64 KiB, 4 drives",
-        "consistency  resync after an unclean stop; the copies are equal now",
+        "consistency  bitmap: after a crash what was being written is made good; its redundancy is whole",
         "slot 0       ",
         text(&drives[3]),
         "now: raidfabric serve ",
@@ -302,4 +302,16 @@ fn what_cannot_become_an_array_is_refused_before_a_drive_is_wiped() {
     let run = create(&config, &["--overwrite", text(&drives[0]), "--yes"]);
     assert!(run.fails(2).contains(text(&drives[1])), "too small, and named: {run:?}");
     assert!(before == snapshot(&drives));
+}
+
+#[test]
+fn assuming_that_drives_agree_says_what_is_risked() {
+    let folder = folder();
+    let drives = ["a", "b", "c"].map(|name| drive(folder.path(), name, 32));
+    let config = configuration(folder.path(), &[("fast", "raid5", &drives)]);
+    let run = create(&config, &["--assume-clean"]);
+    assert!(run.succeeds().contains("ppl: after a crash its log is replayed"), "{run:?}");
+    assert!(run.err.contains("a lost member's are computed wrong"), "{run:?}");
+    let again = create(&config, &["--assume-clean"]);
+    assert!(!again.succeeds().is_empty() && !again.err.contains("computed wrong"), "{again:?}");
 }

@@ -25,7 +25,7 @@ fn server() -> &'static str {
              listen: [\"127.0.0.1:0\"]\ncores: [0]\nqueue_depth: 64\nio_queues: 4\n"
         );
         let loaded = config::parse(Path::new("test.yaml"), &text).unwrap();
-        let drives = loaded.drives().unwrap();
+        let drives = loaded.drives(raidfabric::config::drives::Absence::Refused).unwrap();
         let server =
             Server::start(&Plan { config: loaded.config, drives, cores: vec![0] }).unwrap();
         let place = server.addresses()[0].to_string();

@@ -51,7 +51,28 @@ fn the_document_shows_the_help_as_it_is() {
         assert_eq!(found, right, "docs/commands.md:{}: see RAIDFABRIC_BLESS", line + 1);
     }
     assert!(text == renewed, "docs/commands.md ends elsewhere: see RAIDFABRIC_BLESS");
-    for command in ["", " serve", " check", " array create", " bench", " schema", " demo"] {
+    for command in [
+        "",
+        " serve",
+        " check",
+        " status",
+        " wait",
+        " array create",
+        " array assemble",
+        " array examine",
+        " array stop",
+        " array add",
+        " array fail",
+        " array remove",
+        " array check",
+        " array repair",
+        " drive list",
+        " drive examine",
+        " drive wipe",
+        " bench",
+        " schema",
+        " demo",
+    ] {
         let wanted = format!("raidfabric{command} --help");
         assert!(commands.contains(&wanted), "docs/commands.md does not show {wanted}");
     }
@@ -60,9 +81,31 @@ fn the_document_shows_the_help_as_it_is() {
 /// What is hidden from the list of commands is told all the same, and every help has an example.
 #[test]
 fn every_help_has_an_example() {
-    for command in
-        ["serve", "check", "array", "array create", "bench", "schema", "demo", "completions", "man"]
-    {
+    for command in [
+        "serve",
+        "check",
+        "status",
+        "wait",
+        "array",
+        "array create",
+        "array assemble",
+        "array examine",
+        "array stop",
+        "array add",
+        "array fail",
+        "array remove",
+        "array check",
+        "array repair",
+        "drive",
+        "drive list",
+        "drive examine",
+        "drive wipe",
+        "bench",
+        "schema",
+        "demo",
+        "completions",
+        "man",
+    ] {
         let mut arguments: Vec<_> = command.split(' ').collect();
         arguments.push("--help");
         let help = run(&arguments);

@@ -4,7 +4,10 @@
 
 mod array;
 mod bench;
+mod control;
 mod documentation;
+mod drive;
+mod members;
 mod program;
 mod service;
 mod streams;

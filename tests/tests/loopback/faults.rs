@@ -59,7 +59,7 @@ async fn reads_that_fail() {
 async fn writes_that_fail() {
     let (directory, names) = blank(2);
     let place = directory.path();
-    let setup = Setup::files("raid1", place, &names);
+    let setup = Setup::files_with("raid1", place, &names, "consistency: resync");
     let mut program = Program::start_unlimited(&setup, place);
     let (controller, volume) = volume(program.address, 8).await;
     let content = pattern(4, 64 * BLOCK);

@@ -13,12 +13,20 @@
 //! bounds and zero padding.
 
 mod raw;
+mod served;
+mod state;
+mod summary;
 #[cfg(test)]
 mod tests;
 
 use super::{Level, SECTOR_BYTES, Timestamp};
 pub use raw::SUPERBLOCK_BYTES;
 use raw::{MAGIC, MAX_ROLES, Raw};
+use served::LEFT_SYMMETRIC;
+pub use served::{Geometry, NotServed};
+pub(crate) use state::{Own, State};
+use std::ops::Range;
+pub use summary::{MdUuid, Summary};
 use thiserror::Error;
 use uuid::Uuid;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -179,118 +187,15 @@ pub enum ParseError {
     Padding,
 }
 
-/// Something that md can do and this version does not serve.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum NotServed {
-    /// RAID 5 or 6.
-    #[error("{0} is not served by this version")]
-    Parity(Level),
-    /// Another level.
-    #[error("md level {0} is not served")]
-    Level(i32),
-    /// RAID 10 in another arrangement.
-    #[error(
-        "RAID 10 with {near} near and {far} far copies{how} is not served (only near=2)",
-        near = .0.near_copies, far = .0.far_copies,
-        how = if .0.offset { " in the offset layout" } else { "" }
-    )]
-    Raid10Layout(Raid10Layout),
-    /// RAID 0 in an arrangement that is not known.
-    #[error("RAID 0 layout {0} is not known")]
-    Raid0Layout(u32),
-    /// Nonsense or out of range.
-    #[error("a chunk of {0} bytes is not served (a power of two from 4 KiB to 1 MiB is)")]
-    Chunk(u64),
-    /// Nonsense or out of range.
-    #[error("an array of {0} members is not served ({level} has {min} to {MAX_DEVICES})",
-        level = .1, min = .2)]
-    MemberCount(u32, Level, usize),
-    /// More device numbers than fit into the part that is written atomically.
-    #[error("a role table of {0} devices is not served (at most {MAX_DEVICES})")]
-    RoleTable(u32),
-    /// A reshape is under way.
-    #[error("a reshape is under way; let md finish it first")]
-    Reshape,
-    /// `new_offset` without a reshape, or a rebuild by bitmap.
-    #[error("the move of the data to a new offset is under way; let md finish it first")]
-    NewOffset,
-    /// An internal bitmap, which would go stale.
-    #[error(
-        "it has a write-intent bitmap, which this version does not keep; \
-         `mdadm --grow --bitmap=none` on the assembled array removes it"
-    )]
-    Bitmap,
-    /// Bad blocks are recorded.
-    #[error("its bad-block log has entries, which this version does not honour")]
-    BadBlocks,
-    /// A member is being rebuilt.
-    #[error("the member is being rebuilt; let md finish it first")]
-    Recovery,
-    /// A member is being replaced.
-    #[error("the member is a replacement under way; let md finish it first")]
-    Replacement,
-    /// A cluster's array.
-    #[error("it is shared by a cluster")]
-    Clustered,
-    /// An external journal.
-    #[error("it has a journal device")]
-    Journal,
-    /// PPL on a level that cannot have it.
-    #[error("it has a partial parity log, which belongs to RAID 5")]
-    Ppl,
-    /// Something that is newer than this program.
-    #[error("it uses md features that are not known (feature bits {0:#x})")]
-    UnknownFeatures(u32),
-    /// Damaged, or made to do harm.
-    #[error("its event count, {0}, cannot be true")]
-    Events(u64),
-    /// Sizes that contradict each other.
-    #[error("its sizes contradict each other: {0}")]
-    Sizes(&'static str),
-}
-
-/// How an array lays its data over its members: what is the same on all of them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Geometry {
-    /// The arrangement.
-    pub level: Level,
-    /// Slots, 1 to [`MAX_DEVICES`].
-    pub members: usize,
-    /// The unit of striping; 0 for RAID 1.
-    pub chunk_bytes: u64,
-    /// What every member contributes, from its data offset on (whole chunks).
-    pub component_bytes: u64,
-}
-
-impl Geometry {
-    /// The size of the array.
-    #[must_use]
-    pub fn array_bytes(&self) -> u64 {
-        let members = self.members as u64;
-        match self.level {
-            Level::Raid1 => self.component_bytes,
-            Level::Raid0 => self.component_bytes * members,
-            Level::Raid5 => self.component_bytes * members.saturating_sub(1),
-            Level::Raid6 => self.component_bytes * members.saturating_sub(2),
-            // Whole chunks: with an odd number of members the last may have no pair.
-            Level::Raid10 => {
-                let chunks = self.component_bytes / self.chunk_bytes.max(1);
-                chunks * members / 2 * self.chunk_bytes
-            }
-        }
-    }
-
-    /// The fewest members of a level (md allows one for RAID 0 and 1, and so do we
-    /// when reading).
-    #[must_use]
-    pub fn min_members(level: Level) -> usize {
-        match level {
-            Level::Raid0 | Level::Raid1 => 1,
-            Level::Raid10 => 2,
-            Level::Raid5 => 3,
-            Level::Raid6 => 4,
-        }
-    }
+/// What a new member has between its superblock and its bad-block log, in bytes of the drive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NewIntent {
+    /// Nothing.
+    None,
+    /// A write-intent bitmap that begins here.
+    Bitmap(u64),
+    /// A partial parity log: less than 32 MiB, not more than 16 MiB behind the superblock.
+    Ppl(Range<u64>),
 }
 
 /// What a new member's superblock is made of.
@@ -310,6 +215,8 @@ pub struct NewSuperblock<'a> {
     pub data_offset_bytes: u64,
     /// The bad-block log's place, in bytes on the drive (it has 4 KiB).
     pub bad_block_log_offset_bytes: u64,
+    /// What is kept between superblock and bad-block log.
+    pub intent: NewIntent,
     /// Whether the copies agree from the start.
     pub in_sync: bool,
     /// The time of creation.
@@ -374,7 +281,7 @@ impl Superblock {
             }
             Level::Raid1 => {}
             Level::Raid10 => raw.layout = Raid10Layout::NEAR_2.to_bits().into(),
-            Level::Raid5 | Level::Raid6 => raw.layout = 2.into(),
+            Level::Raid5 | Level::Raid6 => raw.layout = LEFT_SYMMETRIC.into(),
         }
         if geometry.level.is_redundant() {
             raw.size = sectors(geometry.component_bytes);
@@ -386,6 +293,21 @@ impl Superblock {
         raw.super_offset = sectors(SUPERBLOCK_OFFSET_BYTES);
         raw.dev_number = U32::new(u32::from(new.slot));
         raw.device_uuid = new.device_uuid.into_bytes();
+        let behind = |offset: u64| offset.saturating_sub(SUPERBLOCK_OFFSET_BYTES) / SECTOR_BYTES;
+        match &new.intent {
+            NewIntent::None => {}
+            NewIntent::Bitmap(begin) => {
+                raw.feature_map = (raw.feature_map.get() | Features::BITMAP_OFFSET.bits()).into();
+                raw.bitmap_offset = u32::try_from(behind(*begin)).unwrap_or(0).into();
+            }
+            NewIntent::Ppl(place) => {
+                raw.feature_map = (raw.feature_map.get() | Features::PPL.bits()).into();
+                let offset = u16::try_from(behind(place.start)).unwrap_or(0);
+                let sectors = (place.end - place.start) / SECTOR_BYTES;
+                let size = u32::try_from(sectors).unwrap_or(0);
+                raw.bitmap_offset = (u32::from(offset) | size << 16).into();
+            }
+        }
         raw.bblog_size = 8.into();
         let log = new.bad_block_log_offset_bytes.saturating_sub(SUPERBLOCK_OFFSET_BYTES);
         raw.bblog_offset = i32::try_from(log / SECTOR_BYTES).unwrap_or(0).into();
@@ -523,111 +445,6 @@ impl Superblock {
         self.role_of(self.device_number())
     }
 
-    /// The shape of the array, if this version serves such a thing.
-    ///
-    /// # Errors
-    /// Names what is not served.
-    pub fn geometry(&self) -> Result<Geometry, NotServed> {
-        let level = Level::from_number(self.level_number())
-            .ok_or_else(|| NotServed::Level(self.level_number()))?;
-        if matches!(level, Level::Raid5 | Level::Raid6) {
-            return Err(NotServed::Parity(level));
-        }
-        self.check_features()?;
-        if self.events() >= EVENTS_END {
-            return Err(NotServed::Events(self.events()));
-        }
-        if self.raw.max_dev.get() as usize > MAX_DEVICES {
-            return Err(NotServed::RoleTable(self.raw.max_dev.get()));
-        }
-        let layout = self.raw.layout.get();
-        match level {
-            Level::Raid0 => {
-                // 0 (not said), 1 and 2 differ only for members of unequal size.
-                if layout > 2 {
-                    return Err(NotServed::Raid0Layout(layout));
-                }
-            }
-            Level::Raid10 => {
-                let layout = Raid10Layout::from_bits(layout);
-                if layout != Raid10Layout::NEAR_2 {
-                    return Err(NotServed::Raid10Layout(layout));
-                }
-            }
-            // md ignores RAID 1's.
-            Level::Raid1 | Level::Raid5 | Level::Raid6 => {}
-        }
-        let members = self.member_count() as usize;
-        let min = Geometry::min_members(level);
-        if members < min || members > MAX_DEVICES {
-            return Err(NotServed::MemberCount(self.member_count(), level, min));
-        }
-        let chunk_bytes = self.served_chunk(level)?;
-        let component_bytes = self.component_bytes(level, chunk_bytes)?;
-        Ok(Geometry { level, members, chunk_bytes, component_bytes })
-    }
-
-    fn check_features(&self) -> Result<(), NotServed> {
-        let (features, unknown) = self.features();
-        if unknown != 0 {
-            return Err(NotServed::UnknownFeatures(unknown));
-        }
-        let refused = [
-            (Features::RESHAPE_ACTIVE | Features::RESHAPE_BACKWARDS, NotServed::Reshape),
-            (Features::NEW_OFFSET, NotServed::NewOffset),
-            (Features::JOURNAL, NotServed::Journal),
-            (Features::CLUSTERED, NotServed::Clustered),
-            (Features::REPLACEMENT, NotServed::Replacement),
-            (Features::RECOVERY_OFFSET | Features::RECOVERY_BITMAP, NotServed::Recovery),
-            (Features::BAD_BLOCKS, NotServed::BadBlocks),
-            (Features::PPL | Features::MULTIPLE_PPLS, NotServed::Ppl),
-            (Features::BITMAP_OFFSET, NotServed::Bitmap),
-        ];
-        for (mask, reason) in refused {
-            if features.intersects(mask) {
-                return Err(reason);
-            }
-        }
-        let raid0 = self.level_number() == Level::Raid0.number();
-        if features.contains(Features::RAID0_LAYOUT) && !raid0 {
-            return Err(NotServed::UnknownFeatures(Features::RAID0_LAYOUT.bits()));
-        }
-        Ok(())
-    }
-
-    fn served_chunk(&self, level: Level) -> Result<u64, NotServed> {
-        let chunk_bytes = u64::from(self.raw.chunksize.get()) * SECTOR_BYTES;
-        if level == Level::Raid1 {
-            // md may store one and ignores it.
-            return Ok(0);
-        }
-        let served = chunk_bytes.is_power_of_two() && (4096..=1 << 20).contains(&chunk_bytes);
-        if served { Ok(chunk_bytes) } else { Err(NotServed::Chunk(chunk_bytes)) }
-    }
-
-    fn component_bytes(&self, level: Level, chunk_bytes: u64) -> Result<u64, NotServed> {
-        let data_size = self.raw.data_size.get();
-        // RAID 0 stripes over what each member has; the others over what all have.
-        let sectors = if level == Level::Raid0 { data_size } else { self.raw.size.get() };
-        if sectors > data_size {
-            return Err(NotServed::Sizes("the component is larger than the space for data"));
-        }
-        let end = self.raw.data_offset.get().checked_add(data_size);
-        if end.is_none_or(|end| end > u64::MAX / SECTOR_BYTES) {
-            return Err(NotServed::Sizes("the data ends beyond any drive"));
-        }
-        if self.raw.data_offset.get() < (SUPERBLOCK_OFFSET_BYTES + 4096) / SECTOR_BYTES {
-            return Err(NotServed::Sizes("the data begins within the superblock"));
-        }
-        let bytes = sectors * SECTOR_BYTES;
-        let bytes = if chunk_bytes == 0 { bytes } else { bytes - bytes % chunk_bytes };
-        let total = bytes.checked_mul(u64::from(self.member_count()));
-        if bytes == 0 || total.is_none() {
-            return Err(NotServed::Sizes("the array is empty or larger than any"));
-        }
-        Ok(bytes)
-    }
-
     /// Whether another member's superblock describes the same array in the same
     /// shape (the state, the time and what is each member's own may differ).
     #[must_use]
@@ -639,20 +456,6 @@ impl Superblock {
             && a.chunksize == b.chunksize
             && a.raid_disks == b.raid_disks
             && a.size == b.size
-    }
-
-    /// The same superblock in another state, with the roles of `newest` (all else
-    /// stays this member's own).
-    #[must_use]
-    pub(super) fn with_state(&self, newest: &Self, state: State) -> Self {
-        let mut new = self.clone();
-        new.raw.events = state.events.into();
-        new.raw.utime = state.updated.0.into();
-        new.raw.resync_offset = state.resync_offset.into();
-        new.raw.max_dev = newest.raw.max_dev;
-        new.raw.dev_roles = newest.raw.dev_roles;
-        new.seal();
-        new
     }
 
     /// With other bytes at `offset`, and a right checksum all the same.
@@ -672,14 +475,6 @@ impl Superblock {
     }
 }
 
-/// The part of a superblock that changes while an array runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct State {
-    pub(super) events: u64,
-    pub(super) updated: Timestamp,
-    pub(super) resync_offset: u64,
-}
-
 /// The longest beginning of `text` of at most `max` bytes that is whole characters.
 fn cut(text: &str, max: usize) -> &[u8] {
     let mut end = text.len().min(max);
@@ -689,76 +484,4 @@ fn cut(text: &str, max: usize) -> &[u8] {
     text.as_bytes().get(..end).unwrap_or_default()
 }
 
-/// What one member's superblock says, for people and for messages.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Summary {
-    /// The array's identity.
-    pub array_uuid: Uuid,
-    /// The array's name, with its home host.
-    pub set_name: String,
-    /// md's number of the level.
-    pub level: i32,
-    /// The number of slots.
-    pub members: u32,
-    /// What this drive is.
-    pub role: Role,
-    /// The event count.
-    pub events: u64,
-}
-
-impl From<&Superblock> for Summary {
-    fn from(from: &Superblock) -> Self {
-        Self {
-            array_uuid: from.array_uuid(),
-            set_name: from.set_name(),
-            level: from.level_number(),
-            members: from.member_count(),
-            role: from.own_role(),
-            events: from.events(),
-        }
-    }
-}
-
-impl std::fmt::Display for Summary {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.role {
-            Role::Active(slot) => write!(f, "member {slot} of {}", self.members)?,
-            Role::Spare => write!(f, "a spare")?,
-            Role::Faulty => write!(f, "a failed member")?,
-            Role::Journal => write!(f, "the journal")?,
-        }
-        let name = if self.set_name.is_empty() { "without a name" } else { &self.set_name };
-        write!(
-            f,
-            " of the md array {name} (level {}, UUID {})",
-            self.level,
-            MdUuid(self.array_uuid)
-        )
-    }
-}
-
-/// A UUID as mdadm prints it: four groups of eight digits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MdUuid(pub Uuid);
-
-impl std::fmt::Display for MdUuid {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        for (i, byte) in self.0.as_bytes().iter().enumerate() {
-            if i % 4 == 0 && i > 0 {
-                write!(f, ":")?;
-            }
-            write!(f, "{byte:02x}")?;
-        }
-        Ok(())
-    }
-}
-
-impl MdUuid {
-    /// From mdadm's form, or from the usual one.
-    #[must_use]
-    pub fn parse(text: &str) -> Option<Uuid> {
-        let digits: String = text.chars().filter(|c| *c != ':').collect();
-        Uuid::try_parse(&digits).ok()
-    }
-}
 const _: () = assert!(MAX_DEVICES <= MAX_ROLES && size_of::<U16>() * MAX_DEVICES + 256 == 512);

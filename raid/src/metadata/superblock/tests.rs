@@ -17,6 +17,7 @@ fn example(level: Level) -> Superblock {
         device_uuid: Uuid::from_u128(7),
         data_offset_bytes: 6 << 20,
         bad_block_log_offset_bytes: (1 << 20) + 8192,
+        intent: NewIntent::None,
         in_sync: true,
         created: Timestamp(1_800_000_000),
     })
@@ -34,7 +35,7 @@ fn changed(superblock: &Superblock, change: impl FnOnce(&mut Raw)) -> [u8; SUPER
 
 #[test]
 fn what_is_created_is_what_is_read() {
-    for level in [Level::Raid0, Level::Raid1, Level::Raid10] {
+    for level in [Level::Raid0, Level::Raid1, Level::Raid10, Level::Raid5, Level::Raid6] {
         let superblock = example(level);
         let again = Superblock::parse(superblock.as_bytes()).unwrap();
         assert_eq!(again, superblock);
@@ -56,8 +57,11 @@ fn what_is_created_is_what_is_read() {
 #[test]
 fn everything_that_is_used_lies_in_the_first_512_bytes() {
     let superblock = example(Level::Raid1);
-    let state = State { events: 9, updated: Timestamp(9), resync_offset: 0 };
-    let next = superblock.with_state(&superblock, state);
+    let mut state = superblock.state();
+    (state.events, state.updated, state.resync_offset) = (9, Timestamp(9), 0);
+    state.roles.set(127, Role::Active(1));
+    let own = Own { recovery_sectors: Some(u64::MAX), has_bad_blocks: true };
+    let next = superblock.with_state(&state, own);
     assert_ne!(superblock.as_bytes()[..512], next.as_bytes()[..512]);
     assert_eq!(superblock.as_bytes()[512..], next.as_bytes()[512..]);
 }
@@ -73,6 +77,7 @@ fn long_names_are_cut_at_a_character() {
         device_uuid: Uuid::from_u128(2),
         data_offset_bytes: 6 << 20,
         bad_block_log_offset_bytes: (1 << 20) + 8192,
+        intent: NewIntent::None,
         in_sync: true,
         created: Timestamp(1),
     };
@@ -106,13 +111,25 @@ fn names_what_is_not_served() {
     let geometry = |level, change: fn(&mut Raw)| {
         Superblock::parse(&changed(&example(level), change)).unwrap().geometry()
     };
-    let feature = |features: Features| {
-        let bytes = changed(&example(Level::Raid1), |r| r.feature_map = features.bits().into());
+    let on = |level, features: Features| {
+        let bytes = changed(&example(level), |r| {
+            r.feature_map = features.bits().into();
+            // Eight sectors behind the superblock; as a log, of 16 sectors.
+            r.bitmap_offset = (8 | 16 << 16).into();
+        });
         Superblock::parse(&bytes).unwrap().geometry()
     };
+    let feature = |features| on(Level::Raid1, features);
     let (r0, r1, r10) = (Level::Raid0, Level::Raid1, Level::Raid10);
-    assert_eq!(geometry(r1, |r| r.level = 5.into()), Err(NotServed::Parity(Level::Raid5)));
-    assert_eq!(geometry(r1, |r| r.level = 6.into()), Err(NotServed::Parity(Level::Raid6)));
+    let (r5, r6) = (Level::Raid5, Level::Raid6);
+    for layout in [0, 1, 3, 4, 8, 16] {
+        let found = |level| {
+            let bytes = changed(&example(level), |r| r.layout = layout.into());
+            Superblock::parse(&bytes).unwrap().geometry()
+        };
+        assert_eq!(found(r5), Err(NotServed::ParityLayout(r5, layout)));
+        assert_eq!(found(r6), Err(NotServed::ParityLayout(r6, layout)));
+    }
     assert_eq!(geometry(r1, |r| r.level = (-1).into()), Err(NotServed::Level(-1)));
     assert_eq!(geometry(r1, |r| r.level = 4.into()), Err(NotServed::Level(4)));
     for (bits, near_copies, far_copies, offset) in
@@ -130,16 +147,29 @@ fn names_what_is_not_served() {
     assert_eq!(feature(Features::RESHAPE_ACTIVE), Err(NotServed::Reshape));
     assert_eq!(feature(Features::RESHAPE_BACKWARDS), Err(NotServed::Reshape));
     assert_eq!(feature(Features::NEW_OFFSET), Err(NotServed::NewOffset));
-    assert_eq!(feature(Features::BITMAP_OFFSET), Err(NotServed::Bitmap));
-    assert_eq!(feature(Features::BAD_BLOCKS), Err(NotServed::BadBlocks));
-    assert_eq!(feature(Features::RECOVERY_OFFSET), Err(NotServed::Recovery));
+    for (features, what) in [
+        (Features::BITMAP_OFFSET, "a write-intent bitmap"),
+        (Features::BAD_BLOCKS, "bad blocks"),
+        (Features::RECOVERY_OFFSET, "a rebuild under way"),
+        (Features::RECOVERY_OFFSET | Features::RECOVERY_BITMAP, "a rebuild under way"),
+    ] {
+        assert_eq!(on(r0, features), Err(NotServed::NotOnRaid0(what)));
+        if features != Features::BITMAP_OFFSET {
+            assert!(on(r5, features).is_ok());
+        }
+    }
     assert_eq!(feature(Features::REPLACEMENT), Err(NotServed::Replacement));
     assert_eq!(feature(Features::CLUSTERED), Err(NotServed::Clustered));
     assert_eq!(feature(Features::JOURNAL), Err(NotServed::Journal));
-    assert_eq!(feature(Features::PPL), Err(NotServed::Ppl));
-    assert_eq!(feature(Features::MULTIPLE_PPLS), Err(NotServed::Ppl));
+    for ppl in [Features::PPL, Features::MULTIPLE_PPLS] {
+        assert_eq!(feature(ppl), Err(NotServed::Ppl));
+        assert_eq!(on(r6, ppl), Err(NotServed::Ppl));
+        assert!(on(r5, ppl).is_ok());
+        assert_eq!(on(r5, ppl | Features::BITMAP_OFFSET), Err(NotServed::Ppl));
+    }
+    assert_eq!(on(r5, Features::PPL | Features::MULTIPLE_PPLS), Err(NotServed::Ppl));
     assert_eq!(feature(Features::RAID0_LAYOUT), Err(NotServed::UnknownFeatures(4096)));
-    let unknown = Features::from_bits_retain(1 << 13 | 1);
+    let unknown = Features::from_bits_retain(1 << 13);
     assert_eq!(feature(unknown), Err(NotServed::UnknownFeatures(1 << 13)));
     for sectors in [0u32, 1, 7, 12, 4096, u32::MAX] {
         let bytes = changed(&example(r0), |r| r.chunksize = sectors.into());
@@ -230,6 +260,7 @@ fn writes_what_mdadm_would() {
             data_offset_bytes: theirs.data_offset_bytes(),
             bad_block_log_offset_bytes: SUPERBLOCK_OFFSET_BYTES
                 + u64::try_from(theirs.raw.bblog_offset.get()).unwrap() * SECTOR_BYTES,
+            intent: NewIntent::None,
             in_sync: true,
             created: theirs.created(),
         });
@@ -250,15 +281,29 @@ fn writes_what_mdadm_would() {
 fn names_what_mdadm_made_and_we_do_not_serve() {
     let far = Raid10Layout { near_copies: 1, far_copies: 2, offset: false, other_bits: 0 };
     let expected = [
-        NotServed::Bitmap,
-        NotServed::Raid10Layout(far),
-        NotServed::Raid10Layout(Raid10Layout { offset: true, ..far }),
-        NotServed::Parity(Level::Raid5),
-        NotServed::Parity(Level::Raid6),
+        None,
+        Some(NotServed::Raid10Layout(far)),
+        Some(NotServed::Raid10Layout(Raid10Layout { offset: true, ..far })),
+        None,
+        None,
     ];
     for (i, reason) in expected.into_iter().enumerate() {
         let superblock = golden(&format!("other-{}.superblock", i + 1));
-        assert_eq!(superblock.geometry(), Err(reason));
+        assert_eq!(superblock.geometry().err(), reason);
+    }
+    // The first has a bitmap, right behind its superblock.
+    let bitmap = golden("other-1.superblock").bitmap_place().unwrap();
+    assert_eq!(bitmap.start, 8192);
+    for (i, level) in [(4, Level::Raid5), (5, Level::Raid6)] {
+        let superblock = golden(&format!("other-{i}.superblock"));
+        assert_eq!(superblock.geometry().map(|g| g.level), Ok(level));
+        assert!(superblock.bad_block_place().is_some());
+        println!(
+            "{i}: {:?} {:?} {:?}",
+            superblock.features(),
+            superblock.bitmap_place(),
+            superblock.recovery_sectors()
+        );
     }
 }
 
@@ -311,5 +356,78 @@ proptest! {
     #[test]
     fn raid10_layouts_round_trip(bits in any::<u32>()) {
         prop_assert_eq!(Raid10Layout::from_bits(bits).to_bits(), bits);
+    }
+}
+
+/// Where bitmap, log and bad-block log lie; and that none of them may lie in anything else.
+#[test]
+fn places_before_the_data() {
+    let place = |features: Features, offset: u32, find: fn(&Superblock) -> Option<Range<u64>>| {
+        let bytes = changed(&example(Level::Raid5), |r| {
+            r.feature_map = features.bits().into();
+            r.bitmap_offset = offset.into();
+        });
+        find(&Superblock::parse(&bytes).unwrap())
+    };
+    const LOG: u64 = (1 << 20) + 8192;
+    let bitmap = |offset| place(Features::BITMAP_OFFSET, offset, Superblock::bitmap_place);
+    assert_eq!(bitmap(8), Some(8192..LOG), "up to the bad-block log");
+    assert_eq!(bitmap(2064), Some(LOG + 4096..6 << 20), "up to the data");
+    // In the superblock's own block (where md puts one that was added later), across blocks,
+    // before it, behind the data.
+    for offset in [0, 2, 12, u32::MAX - 15, 12280, 20000] {
+        assert_eq!(bitmap(offset), None, "{offset}");
+    }
+    let ppl =
+        |offset: u32, size: u32| place(Features::PPL, offset | size << 16, Superblock::ppl_place);
+    assert_eq!(ppl(8, 2048), Some(8192..LOG));
+    for (offset, size) in [(8, 8), (8, 0), (2, 2048), (0xfff8, 2048), (8, 12288), (9, 2048)] {
+        assert_eq!(ppl(offset, size), None, "{offset} {size}");
+    }
+    let with_log = example(Level::Raid5);
+    assert_eq!(with_log.bad_block_place(), Some(LOG..LOG + 4096));
+    for (size, offset) in [(8u16, 0i32), (16, 2064), (8, 4), (8, -8), (8, 12281)] {
+        let bytes = changed(&with_log, |r| {
+            r.bblog_size = size.into();
+            r.bblog_offset = offset.into();
+        });
+        assert_eq!(Superblock::parse(&bytes).unwrap().bad_block_place(), None, "{offset}");
+    }
+}
+
+proptest! {
+    /// Converting a position to md's units and back never claims more.
+    #[test]
+    fn positions_never_grow(
+        level in proptest::sample::select(vec![Level::Raid1, Level::Raid10, Level::Raid5, Level::Raid6]),
+        members in 4usize..9,
+        chunk_shift in 12u32..=20,
+        component_mib in 1u64..5000,
+        part in 0.0f64..1.1,
+    ) {
+        let chunk_bytes = if level == Level::Raid1 { 0 } else { 1 << chunk_shift };
+        let component_bytes = component_mib << 20;
+        let geometry = Geometry { level, members, chunk_bytes, component_bytes };
+        let position = (geometry.array_bytes() as f64 * part) as u64;
+        let row = chunk_bytes.max(512) * members as u64;
+        let resync = geometry.resync_bytes(geometry.resync_sectors(position));
+        let resync = resync.unwrap_or(geometry.array_bytes());
+        prop_assert!(resync <= position && position.min(geometry.array_bytes()) - resync < row);
+        let rebuild = geometry.recovery_bytes(geometry.recovery_sectors(position));
+        prop_assert!(rebuild <= position && position.min(geometry.array_bytes()) - rebuild < 2 * row);
+        if position >= geometry.array_bytes() {
+            prop_assert_eq!(geometry.recovery_sectors(position), component_bytes / 512);
+        }
+        let engine = crate::geometry::Geometry::new(
+            level.into(), members, chunk_bytes as u32, component_bytes).unwrap();
+        prop_assert_eq!(engine.capacity_bytes(), geometry.array_bytes());
+        // What lies before the position in the array lies before the place on each member, and
+        // what lies before the place, before the position after it.
+        let place = geometry.to_component(rebuild);
+        for slot in 0..members {
+            if level != Level::Raid5 && level != Level::Raid6 && rebuild > 0 {
+                prop_assert!(engine.member_range(slot, 0, rebuild).end <= place + row);
+            }
+        }
     }
 }

@@ -39,8 +39,8 @@ pub(super) fn victims(
 fn look(drives: &Drives) -> Result<Vec<Description>, Failure> {
     match drives {
         Drives::Memory(_) => Ok(Vec::new()),
-        Drives::Paths(paths) => {
-            paths.iter().map(|path| describe(path).map_err(Failure::refused)).collect()
+        Drives::Paths(listed) => {
+            listed.present.iter().map(|path| describe(path).map_err(Failure::refused)).collect()
         }
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Component, Path, PathBuf};
 
 use uuid::Uuid;
 
-use super::{Findings, Grain, KIB, MIB, SizeRule};
+use super::{Findings, Grain, KIB, MIB, SizeRule, conduct};
 use crate::config::raw;
 use crate::config::source::At;
 use crate::config::types::{Array, Level, Member};
@@ -37,7 +37,7 @@ pub(super) fn check(arrays: &[raw::Array], findings: &mut Findings<'_>) -> Vec<A
     for (i, array) in arrays.iter().enumerate() {
         let at = at.index(i);
         name(&at.key("name"), &array.name, &arrays[..i], findings);
-        let level = level(&at.key("level"), array, findings);
+        let level = level(array);
         let members = members(&at.key("members"), array, level, &mut drives, findings);
         let uuid = array.uuid.as_deref().and_then(|text| uuid(&at.key("uuid"), text, findings));
         if let Some(other) = uuid.and_then(|uuid| uuids.insert(uuid, &array.name)) {
@@ -47,12 +47,22 @@ pub(super) fn check(arrays: &[raw::Array], findings: &mut Findings<'_>) -> Vec<A
                 "an array can be listed once; `mdadm --examine DRIVE` shows which one a drive belongs to",
             );
         }
+        let is_memory = members.iter().any(|member| matches!(member, Member::Memory { .. }));
         let checked_array = Array {
             name: array.name.clone(),
             level,
             chunk_bytes: chunk(&at.key("chunk"), array, level, findings),
-            members,
             uuid,
+            consistency: conduct::consistency(&at, array, level, is_memory, findings),
+            consistency_is_given: array.consistency.is_some(),
+            spares: spares(&at, array, level, is_memory, &mut drives, findings),
+            degraded_wait: conduct::degraded_wait(&at, array, findings),
+            member_timeout: conduct::member_timeout(&at, array, findings),
+            hold: conduct::hold(&at, array, findings),
+            safe_mode_delay: conduct::safe_mode_delay(&at, array, findings),
+            read_error_limit: conduct::read_error_limit(&at, array, findings),
+            resync: conduct::resync(&at, array, findings),
+            members,
         };
         if checked_array.is_memory() && uuid.is_some() {
             findings.error(
@@ -87,27 +97,14 @@ fn name(at: &At, name: &str, earlier: &[raw::Array], findings: &mut Findings<'_>
     }
 }
 
-fn level(at: &At, array: &raw::Array, findings: &mut Findings<'_>) -> Level {
-    let level = match array.level {
+fn level(array: &raw::Array) -> Level {
+    match array.level {
         raw::Level::Raid0 => Level::Raid0,
         raw::Level::Raid1 => Level::Raid1,
         raw::Level::Raid5 => Level::Raid5,
         raw::Level::Raid6 => Level::Raid6,
         raw::Level::Raid10 => Level::Raid10,
-    };
-    if !level.is_served() {
-        let served: Vec<&str> =
-            Level::ALL.into_iter().filter(|level| level.is_served()).map(Level::as_str).collect();
-        findings.error(
-            at,
-            format!("{level} is not served by this version"),
-            format!(
-                "it serves {}; raid1 and raid10 keep two copies of everything, too",
-                served.join(", ")
-            ),
-        );
     }
-    level
 }
 
 fn chunk(at: &At, array: &raw::Array, level: Level, findings: &mut Findings<'_>) -> u64 {
@@ -181,6 +178,45 @@ fn members(
         );
     }
     members
+}
+
+/// The drives that may take a failed member's place.
+fn spares(
+    at: &At,
+    array: &raw::Array,
+    level: Level,
+    is_memory: bool,
+    drives: &mut HashMap<PathBuf, String>,
+    findings: &mut Findings<'_>,
+) -> Vec<Member> {
+    let at = at.key("spares");
+    if array.spares.is_empty() {
+        return Vec::new();
+    }
+    if level == Level::Raid0 {
+        findings.error(
+            &at,
+            "raid0 has no use for spares: what a lost drive held is lost",
+            "remove `spares`, or choose a level with redundancy",
+        );
+    } else if is_memory {
+        findings.error(&at, "members in memory have no spares", "remove `spares`");
+    }
+    let mut spares = Vec::new();
+    for (i, text) in array.spares.iter().enumerate() {
+        let at = at.index(i);
+        match member(&at, text, findings) {
+            Some(Member::Memory { .. }) => {
+                findings.error(&at, "memory cannot be a spare", "name a drive, or a pattern");
+            }
+            Some(spare) => {
+                once(&at, &spare, array, drives, findings);
+                spares.push(spare);
+            }
+            None => {}
+        }
+    }
+    spares
 }
 
 fn member(at: &At, text: &str, findings: &mut Findings<'_>) -> Option<Member> {

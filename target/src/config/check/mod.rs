@@ -10,6 +10,7 @@
 
 mod addresses;
 mod arrays;
+mod conduct;
 mod subsystems;
 
 use std::path::PathBuf;
@@ -18,7 +19,7 @@ use std::time::Duration;
 use super::error::Problem;
 use super::raw;
 use super::source::{self, At, Node};
-use super::types::{Config, CoreSelection, Limits, Memory, Ring};
+use super::types::{Array, Config, CoreSelection, Limits, Memory, Ring};
 use super::units;
 
 /// Bytes in a KiB and a MiB.
@@ -88,11 +89,11 @@ impl<'a> Findings<'a> {
     fn time(&mut self, at: &At, time: Option<&raw::Time>, rule: &TimeRule) -> Duration {
         let Some(raw::Time(text)) = time else { return rule.default };
         units::duration(text, rule.min, rule.max).unwrap_or_else(|message| {
-            self.error(
-                at,
-                message,
-                format!("the default is {}", humantime::format_duration(rule.default)),
-            );
+            let default = match rule.default {
+                Duration::ZERO => "off".to_owned(),
+                default => humantime::format_duration(default).to_string(),
+            };
+            self.error(at, message, format!("the default is {default}"));
             rule.default
         })
     }
@@ -179,6 +180,8 @@ const QUEUE_DEPTH: NumberRule =
 const IO_QUEUES: NumberRule = NumberRule { min: 1, max: 128, default: 64, power_of_two: false };
 const RING_ENTRIES: NumberRule =
     NumberRule { min: 64, max: 32_768, default: 1024, power_of_two: true };
+/// The control socket's name beside the daemon's state.
+pub(super) const SOCKET_NAME: &str = "control.sock";
 /// More cores than any machine has.
 const MAX_CORE: u64 = 4095;
 
@@ -211,13 +214,14 @@ pub(super) fn check(file: &raw::File, findings: &mut Findings<'_>) -> Config {
         ) as u32,
         max_transfer_bytes: max_transfer_bytes as u32,
     };
+    let in_memory = arrays.iter().all(Array::is_memory);
+    let state_dir = state_dir(file.state_dir.as_deref(), findings);
     Config {
         arrays,
         subsystems,
         listen,
         discovery,
         cores: cores(file.cores.as_ref(), findings),
-        state_dir: state_dir(file.state_dir.as_deref(), findings),
         busy_poll: busy_poll(file.busy_poll.as_ref(), findings),
         reply_timeout: findings.time(
             &root.key("reply_timeout"),
@@ -227,7 +231,35 @@ pub(super) fn check(file: &raw::File, findings: &mut Findings<'_>) -> Config {
         memory: memory(file.memory.as_ref(), &limits, findings),
         limits,
         ring: ring(file.ring.as_ref(), findings),
+        control_socket: control_socket(file, &state_dir, in_memory, findings),
+        state_dir,
     }
+}
+
+/// Where commands reach the daemon: beside its state, unless the file says otherwise. What is in
+/// memory only leaves no trace unasked.
+fn control_socket(
+    file: &raw::File,
+    state_dir: &std::path::Path,
+    in_memory: bool,
+    findings: &mut Findings<'_>,
+) -> Option<PathBuf> {
+    let given = file.control.as_ref().and_then(|control| control.socket.as_deref());
+    let Some(text) = given else {
+        return (!in_memory).then(|| state_dir.join(SOCKET_NAME));
+    };
+    if text.eq_ignore_ascii_case("off") {
+        return None;
+    }
+    let path = PathBuf::from(text);
+    if !path.is_absolute() || path.file_name().is_none() {
+        findings.error(
+            &At::root().key("control").key("socket"),
+            format!("`{text}` is not an absolute path of a socket"),
+            format!("write the path from / on, as in /run/raidfabric/{SOCKET_NAME}, or `off`"),
+        );
+    }
+    Some(path)
 }
 
 fn cores(cores: Option<&raw::Cores>, findings: &mut Findings<'_>) -> CoreSelection {
@@ -257,7 +289,7 @@ fn cores(cores: Option<&raw::Cores>, findings: &mut Findings<'_>) -> CoreSelecti
 }
 
 fn state_dir(text: Option<&str>, findings: &mut Findings<'_>) -> PathBuf {
-    let path = PathBuf::from(text.unwrap_or("/var/lib/raidfabric"));
+    let path = PathBuf::from(text.unwrap_or(super::DEFAULT_STATE_DIR));
     if !path.is_absolute() {
         findings.error(
             &At::root().key("state_dir"),

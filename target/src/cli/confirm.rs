@@ -7,63 +7,52 @@ use std::io::{self, BufRead, IsTerminal, Write};
 
 use raidfabric_raid::assemble::Description;
 
-use super::super::{Failure, print};
+use super::{Failure, print};
 use crate::config::format_bytes;
 
-/// Shows what the drives of each array hold, and asks for their names to be typed.
+/// Something for which drives are destroyed.
+pub(super) struct Doom {
+    /// What for, as in "To create array fast".
+    pub(super) purpose: String,
+    /// The drives.
+    pub(super) drives: Vec<Description>,
+    /// Whether options have said yes already.
+    pub(super) yes: bool,
+    /// The options that say it: "add --yes".
+    pub(super) say_yes: &'static str,
+}
+
+/// Shows what the drives hold, and asks for their names to be typed.
 ///
 /// # Errors
 /// [`Failure::Refused`] if it was not confirmed.
-pub(super) fn confirm(doomed: &[(&str, Vec<Description>)], yes: bool) -> Result<(), Failure> {
+pub(super) fn confirm(doomed: &[Doom]) -> Result<(), Failure> {
     let terminal = io::stdin().is_terminal() && io::stderr().is_terminal();
-    let how = match (yes, terminal) {
-        (true, _) => Consent::Given,
-        (false, true) => Consent::Ask,
-        (false, false) => Consent::Impossible,
-    };
-    obtain(doomed, how, &mut io::stdin().lock(), &mut io::stderr().lock())
-}
-
-/// How consent can be had.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Consent {
-    /// `--yes`.
-    Given,
-    /// On the terminal.
-    Ask,
-    /// There is neither.
-    Impossible,
+    obtain(doomed, terminal, &mut io::stdin().lock(), &mut io::stderr().lock())
 }
 
 fn obtain(
-    doomed: &[(&str, Vec<Description>)],
-    consent: Consent,
+    doomed: &[Doom],
+    terminal: bool,
     answers: &mut impl BufRead,
     out: &mut impl Write,
 ) -> Result<(), Failure> {
     let unreadable = |error: io::Error| Failure::Refused(format!("cannot ask: {error}"));
-    for (array, drives) in doomed {
-        let count = drives.len();
-        let plural = if count == 1 { "this drive" } else { "these drives" };
-        writeln!(
-            out,
-            "To create array {array}, everything on {plural} is destroyed:\n{}",
-            table(drives)
-        )
-        .map_err(unreadable)?;
+    for Doom { purpose, drives, .. } in doomed {
+        let plural = if drives.len() == 1 { "this drive" } else { "these drives" };
+        let table = table(drives);
+        writeln!(out, "{purpose}, everything on {plural} is destroyed:\n{table}")
+            .map_err(unreadable)?;
     }
-    match consent {
-        Consent::Given => return Ok(()),
-        Consent::Impossible => {
-            return Err(Failure::Refused(
-                "there is no terminal to ask on, so nothing was touched. If all that may be \
-                 destroyed, add --yes"
-                    .into(),
-            ));
-        }
-        Consent::Ask => {}
+    let asked = || doomed.iter().filter(|doom| !doom.yes);
+    if let Some(doom) = asked().next().filter(|_| !terminal) {
+        return Err(Failure::Refused(format!(
+            "there is no terminal to ask on, so nothing was touched. If all that may be \
+             destroyed, {}",
+            doom.say_yes
+        )));
     }
-    for drive in doomed.iter().flat_map(|(_, drives)| drives) {
+    for drive in asked().flat_map(|doom| &doom.drives) {
         let name = short_name(drive);
         write!(out, "Type {name} to destroy what it holds: ")
             .and_then(|()| out.flush())
@@ -86,7 +75,7 @@ fn short_name(drive: &Description) -> String {
     name.rsplit('/').next().map_or_else(|| name.clone(), str::to_owned)
 }
 
-fn table(drives: &[Description]) -> String {
+pub(super) fn table(drives: &[Description]) -> String {
     let mut table = print::table(&["drive", "size", "serial", "model", "holds now"], false);
     let known = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
     for drive in drives {
@@ -124,34 +113,36 @@ mod tests {
         }
     }
 
-    fn ask(consent: Consent, answers: &str) -> (Result<(), Failure>, String) {
-        let doomed = [("fast", vec![drive("nvme-A", Some("S1")), drive("nvme-B", None)])];
+    fn ask(yes: bool, terminal: bool, answers: &str) -> (Result<(), Failure>, String) {
+        let drives = vec![drive("nvme-A", Some("S1")), drive("nvme-B", None)];
+        let doomed =
+            [Doom { purpose: "To create array fast".into(), drives, yes, say_yes: "add --yes" }];
         let mut out = Vec::new();
-        let result = obtain(&doomed, consent, &mut answers.as_bytes(), &mut out);
+        let result = obtain(&doomed, terminal, &mut answers.as_bytes(), &mut out);
         (result, String::from_utf8(out).unwrap())
     }
 
     #[test]
     fn each_name_has_to_be_typed() {
-        let (result, text) = ask(Consent::Ask, "nvme-A\n/dev/disk/by-id/nvme-B\n");
+        let (result, text) = ask(false, true, "nvme-A\n/dev/disk/by-id/nvme-B\n");
         assert!(result.is_ok(), "{result:?}");
         assert!(text.contains("To create array fast, everything on these drives"), "{text}");
         for part in ["1 TiB", "S1", "Example 980", "an XFS file system", "Type nvme-B to"] {
             assert!(text.contains(part), "{part}: {text}");
         }
         for answers in ["", "y\n", "nvme-A\n", "nvme-A\nnvme-A\n", "nvme-B\nnvme-A\n", "\n\n"] {
-            let (result, _) = ask(Consent::Ask, answers);
+            let (result, _) = ask(false, true, answers);
             assert!(matches!(result, Err(Failure::Refused(_))), "{answers:?}");
         }
     }
 
     #[test]
     fn nothing_is_asked_without_a_terminal() {
-        let (result, text) = ask(Consent::Impossible, "nvme-A\nnvme-B\n");
+        let (result, text) = ask(false, false, "nvme-A\nnvme-B\n");
         let Err(Failure::Refused(why)) = result else { panic!("{result:?}") };
         assert!(why.contains("--yes") && text.contains("an XFS file system"), "{why} {text}");
         assert!(!text.contains("Type"), "{text}");
-        let (result, text) = ask(Consent::Given, "");
+        let (result, text) = ask(true, false, "");
         assert!(result.is_ok() && !text.contains("Type"), "{text}");
     }
 }

@@ -1,0 +1,176 @@
+//! Zeroing of a parity level, on the owner of the shard: whole rows by zeroing all their members,
+//! since the parity of zeros is zeros; the rest as a write of zeros.
+//!
+//! Whole rows are right afterwards whatever they were before. Their members are zeroed with one
+//! operation each, as rows follow each other on them.
+
+use std::future::poll_fn;
+use std::ops::Range;
+
+use super::super::error::ArrayError;
+use super::super::fan::fan_out;
+use super::super::intent::LogRecord;
+use super::super::write::{Armed, Zeroing};
+use super::super::{Array, Done};
+use super::Ticket;
+use super::pass::Outcome;
+use super::plan::{Roles, Slice};
+use super::queue::Kind;
+use super::work::{Piece, Source};
+use crate::drive::{Drive, DriveError};
+use crate::geometry::Place;
+
+impl<D: Drive> Array<D> {
+    /// Zeroes a range within a shard of a parity level, on its owner.
+    pub(in crate::array) async fn stripe_zero(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u64,
+        kind: Zeroing,
+    ) -> Done {
+        let stripe = self.stripe();
+        let permit = self.shared.begin_write(self.endpoint.core()).await?;
+        // Every ticket is taken before the first one is waited for.
+        let mut whole: Vec<(u64, Ticket<'_>)> = Vec::new();
+        let mut rest: Vec<(u64, Ticket<'_>)> = Vec::new();
+        for part in stripe.row_parts(offset_bytes, len_bytes) {
+            let bytes = u64::from(part.len);
+            if bytes == stripe.shape.row_bytes {
+                let ticket = stripe.rows.enter(part.row, Kind::Exclusive, 0, None, false);
+                whole.push((part.row, ticket));
+            } else if kind != Zeroing::Deallocate {
+                let (start, len) = (part.start, part.len);
+                let piece = Piece { start, len, source: Source::Zeros, fua: false };
+                let ticket = stripe.rows.enter(part.row, Kind::Write, bytes, Some(piece), false);
+                rest.push((part.row, ticket));
+            }
+        }
+        let mut result = Ok(());
+        for (_, ticket) in &whole {
+            poll_fn(|cx| ticket.poll_turn(cx)).await;
+        }
+        if let (Some((first, _)), Some((last, _))) = (whole.first(), whole.last()) {
+            result = self.zero_rows(*first..last + 1, kind).await;
+        }
+        drop(whole);
+        let count = rest.len();
+        let writes = rest.into_iter().map(|(row, ticket)| self.run_write(row, ticket));
+        fan_out(count, writes, |(done, _)| result = result.and(done)).await;
+        drop(permit);
+        result
+    }
+
+    /// Zeroes whole rows, which are held.
+    async fn zero_rows(&self, rows: Range<u64>, kind: Zeroing) -> Done {
+        let geometry = self.shared.geometry();
+        let cannot_zero =
+            |slot: usize| self.member(slot).is_some_and(|member| member.cannot_zero());
+        if kind == Zeroing::Deallocate && self.writable().iter().any(cannot_zero) {
+            return Ok(());
+        }
+        let range = geometry.row_range(rows.start).start..geometry.row_range(rows.end - 1).end;
+        let token = self.begin_intent(range).await?;
+        let mut outcome = Outcome::default();
+        let mut result = Ok(());
+        if self.shared.intent.has_log() {
+            // One after the other: space of the log may have to be given back in between.
+            for row in rows {
+                result = result.and(self.zero_logged(row, kind, &mut outcome).await);
+            }
+        } else {
+            let place = geometry.row_component_offset(rows.start);
+            let end = geometry.row_component_offset(rows.end - 1)
+                + u64::from(self.stripe().shape.chunk_bytes);
+            self.zero_places(place..end, kind, &mut outcome).await;
+            self.fit_rows(rows, &mut outcome).await;
+        }
+        let no_space = outcome.no_space.map(|slot| ArrayError::NoSpace { slot });
+        let settled = self.settled(outcome.failed).await;
+        let ended = self.shared.intent.end(self, token, !outcome.differs).await;
+        settled.and(result).and(no_space.map_or(Ok(()), Err)).and(ended)
+    }
+
+    async fn zero_logged(&self, row: u64, kind: Zeroing, outcome: &mut Outcome) -> Done {
+        let shape = &self.stripe().shape;
+        let place = self.shared.geometry().row_component_offset(row);
+        let record = || LogRecord {
+            row,
+            within_bytes: 0,
+            len_bytes: shape.chunk_bytes,
+            first: 0,
+            count: shape.data_chunks,
+            p: None,
+            q: None,
+        };
+        let token = loop {
+            self.check_not_failed()?;
+            let epoch = self.shared.epoch();
+            let token = self.shared.intent.log(self, record()).await?;
+            if self.shared.epoch() == epoch {
+                break token;
+            }
+            self.shared.intent.logged_end(token);
+        };
+        self.zero_places(place..place + u64::from(shape.chunk_bytes), kind, outcome).await;
+        self.fit_rows(row..row + 1, outcome).await;
+        if outcome.failed.is_some() {
+            // The record is good for as long as a start could believe that member.
+            let _ = self.shared.settled().await;
+        }
+        self.shared.intent.logged_end(token);
+        Ok(())
+    }
+
+    /// Zeroes the same range of all members that take writes. Those that turn out to have no
+    /// operation for it are written, as the others have been zeroed already.
+    async fn zero_places(&self, range: Range<u64>, kind: Zeroing, outcome: &mut Outcome) {
+        let geometry = self.shared.geometry();
+        let row = geometry.row_of_component(range.start);
+        let armed = Armed::new(&self.shared, geometry.row_range(row).start);
+        let len_bytes = range.end - range.start;
+        let deallocate = kind != Zeroing::Write { deallocate: false };
+        let writable = self.writable();
+        let mut unsupported = Vec::new();
+        let place = |slot| Place { slot, offset_bytes: range.start };
+        let zeroings = writable.iter().map(|slot| async move {
+            (slot, self.zero_member(place(slot), len_bytes, deallocate).await)
+        });
+        fan_out(writable.len(), zeroings, |(slot, result)| match result {
+            Err(failed) if failed.error == DriveError::Unsupported => unsupported.push(slot),
+            result => outcome.add(result),
+        })
+        .await;
+        for slot in unsupported {
+            let mut at = range.start;
+            while at < range.end {
+                let len = (range.end - at).min(self.zeros.len() as u64);
+                let zeros = self.zeros.slice(..len as usize);
+                let result =
+                    self.write_member(Place { slot, offset_bytes: at }, zeros, false).await;
+                let stop = result.is_err();
+                outcome.add(result);
+                if stop {
+                    break;
+                }
+                at += len;
+            }
+        }
+        armed.disarm();
+    }
+
+    /// If rows were zeroed in part only: makes their parity fit what their members have.
+    async fn fit_rows(&self, rows: Range<u64>, outcome: &mut Outcome) {
+        let has_failed = self.check_not_failed().is_err() && outcome.failed.is_some();
+        if outcome.no_space.is_none() && !has_failed {
+            return;
+        }
+        for row in rows {
+            if has_failed || self.sync_row(row).await.is_err() {
+                let shape = &self.stripe().shape;
+                let chunk = Slice { start: 0, len: shape.chunk_bytes, modified: Roles::NONE };
+                let parity = self.row_members(row).writable & Roles::PARITIES;
+                outcome.differs |= self.distrust(row, &chunk, parity);
+            }
+        }
+    }
+}

@@ -22,7 +22,7 @@ const MIB: u64 = 1 << 20;
 
 /// How a drive answers.
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Manner {
+pub(super) enum Manner {
     Well,
     With(DriveError),
     /// Only when it is told another manner.
@@ -30,17 +30,17 @@ enum Manner {
 }
 
 /// How a drive behaves, and what it was asked.
-struct Mood {
-    reads: Cell<Manner>,
+pub(super) struct Mood {
+    pub(super) reads: Cell<Manner>,
     /// For the next reads, one each, before `reads` counts.
     next_reads: RefCell<VecDeque<Manner>>,
-    writes: Cell<Manner>,
-    flushes: Cell<Manner>,
-    has_cache: Cell<bool>,
+    pub(super) writes: Cell<Manner>,
+    pub(super) flushes: Cell<Manner>,
+    pub(super) has_cache: Cell<bool>,
     read_count: Cell<u64>,
     write_count: Cell<u64>,
     fua_count: Cell<u64>,
-    flush_count: Cell<u64>,
+    pub(super) flush_count: Cell<u64>,
     /// Buffers of reads that timed out.
     kept: RefCell<Vec<Buffer>>,
 }
@@ -75,9 +75,9 @@ async fn answer(manner: &Cell<Manner>) -> Result<(), DriveError> {
 
 /// A memory drive with a mood.
 #[derive(Clone)]
-struct Moody {
-    drive: MemoryDrive,
-    mood: Rc<Mood>,
+pub(super) struct Moody {
+    pub(super) drive: MemoryDrive,
+    pub(super) mood: Rc<Mood>,
 }
 
 impl Drive for Moody {

@@ -19,6 +19,7 @@
 //! * **Failures.** A member that does not write, flush or answer is out, and commands go on. When
 //!   more fail than the level tolerates, the array has failed: writes fail (or wait, see
 //!   [`Shared::set_hold`]), reads go on where there is something to read.
+//! * **Arrays on arrays** ([`Composed`]) stripe over arrays like these; all of the above is theirs.
 //!
 //! **Requests run to completion.** Once polled, the futures of `read`, `write`, `write_zeroes`,
 //! `deallocate`, `flush`, `serve` (while it serves) and `recover` must not be dropped before they
@@ -28,6 +29,9 @@
 
 mod agreement;
 mod bad_blocks;
+mod composed;
+#[cfg(test)]
+mod composed_tests;
 mod error;
 #[cfg(test)]
 mod failure_tests;
@@ -58,6 +62,7 @@ use std::sync::atomic::Ordering;
 
 pub use agreement::IN_SYNC;
 pub use bad_blocks::BadRange;
+pub use composed::{ComposeError, Composed, Leaf};
 pub use error::{ArrayError, SetupError, Unread, WriteFailure};
 pub use intent::{
     IntentLayout, IntentPlaces, LogKind, LogLayout, LogPlace, RegionsKind, RegionsLayout,

@@ -84,7 +84,7 @@ impl<D: Drive> Array<D> {
     }
 
     /// Reads a range that is contiguous on its members.
-    async fn read_extent(
+    pub(super) async fn read_extent(
         &self,
         offset_bytes: u64,
         extent: Extent,
@@ -210,7 +210,7 @@ impl<D: Drive> Array<D> {
 
 /// Parts of a buffer, joined again in order.
 #[derive(Default)]
-struct Joined {
+pub(super) struct Joined {
     whole: Option<Buffer>,
     /// Those from the first one on that is in a buffer of its own.
     others: Vec<Buffer>,
@@ -218,7 +218,7 @@ struct Joined {
 }
 
 impl Joined {
-    fn add(&mut self, part: Result<Buffer, Unread>) {
+    pub(super) fn add(&mut self, part: Result<Buffer, Unread>) {
         let part = match part {
             Ok(part) => Some(part),
             Err(unread) => {
@@ -238,7 +238,7 @@ impl Joined {
 
     /// The whole of `len_bytes`; if a part of it is in a buffer of its own, in a new one from
     /// `pool`.
-    fn end(self, len_bytes: usize, pool: &Pool) -> Result<Buffer, Unread> {
+    pub(super) fn end(self, len_bytes: usize, pool: &Pool) -> Result<Buffer, Unread> {
         let Self { whole, others, error } = self;
         let is_whole = |buffer: &Buffer| others.is_empty() && buffer.len() == len_bytes;
         if let Some(error) = error {

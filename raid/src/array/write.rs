@@ -144,7 +144,12 @@ impl<D: Drive> Array<D> {
         }
     }
 
-    async fn write_once(&self, offset_bytes: u64, data: SharedBuffer, fua: bool) -> Done {
+    pub(super) async fn write_once(
+        &self,
+        offset_bytes: u64,
+        data: SharedBuffer,
+        fua: bool,
+    ) -> Done {
         let len_bytes = data.len() as u64;
         let geometry = self.shared.geometry();
         if !geometry.is_redundant() {
@@ -165,7 +170,7 @@ impl<D: Drive> Array<D> {
 
     /// What a command does that failed: to be tried again (`Ok`) if that was because the array had
     /// failed, and it was mended while the command was held.
-    async fn held(&self, error: ArrayError) -> Done {
+    pub(super) async fn held(&self, error: ArrayError) -> Done {
         match self.shared.write_state() {
             WriteState::Failed => self.shared.held(error).await,
             _ => Err(error),

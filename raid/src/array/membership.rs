@@ -98,9 +98,14 @@ pub enum MemberFault {
 }
 
 impl MemberFault {
-    /// Whether the member may lack writes that it had acknowledged.
+    /// Whether the member may lack writes that it had acknowledged. One that is gone may so, too, but
+    /// nothing of it can be read before it is back, and then a flush tells of it
+    /// ([`Shared::mend`]).
     fn loses_writes(self) -> bool {
-        matches!(self, Self::Flush(_) | Self::Superblock(_))
+        match self {
+            Self::Flush(error) | Self::Superblock(error) => error != DriveError::Gone,
+            _ => false,
+        }
     }
 
     /// Whether an array that cannot do without the member has failed with it. Otherwise it stays,
@@ -445,6 +450,10 @@ impl Shared {
             self.hot.state.store(state as u8, Ordering::SeqCst);
         }
         self.refresh_map(membership);
+        // What was wanted while it was away could not be recorded.
+        if membership.version > self.recorded_version() && self.keeper.records() {
+            self.keeper.wake();
+        }
         Self::wake_all(rare);
         true
     }

@@ -94,7 +94,8 @@ impl<D: Drive> Array<D> {
         let permit = self.shared.begin_write(self.endpoint.core()).await?;
         let end_bytes = offset_bytes + data.len() as u64;
         let owned_bytes = self.offset_in_owned(offset_bytes);
-        let (stream, may_hold) = stripe.handle_write(owned_bytes, data.len() as u64);
+        let (stream, hold) =
+            stripe.handle_write(owned_bytes, data.len() as u64, || self.timer.now());
         let mut result = Ok(());
         let pieces = stripe.row_parts(offset_bytes, data.len() as u64);
         // Every ticket is taken before the first one is waited for.
@@ -103,7 +104,7 @@ impl<D: Drive> Array<D> {
             let source = Source::Data(data.slice(from..from + part.len as usize));
             let piece = Piece { start: part.start, len: part.len, source, fua };
             let bytes = u64::from(part.len);
-            let ticket = stripe.rows.enter(part.row, Kind::Write, bytes, Some(piece), may_hold);
+            let ticket = stripe.rows.enter(part.row, Kind::Write, bytes, Some(piece), hold);
             self.run_write(part.row, ticket)
         });
         let count = stripe.row_count(offset_bytes, end_bytes);

@@ -37,12 +37,12 @@ impl<D: Drive> Array<D> {
         for part in stripe.row_parts(offset_bytes, len_bytes) {
             let bytes = u64::from(part.len);
             if bytes == stripe.shape.row_bytes {
-                let ticket = stripe.rows.enter(part.row, Kind::Exclusive, 0, None, false);
+                let ticket = stripe.rows.enter(part.row, Kind::Exclusive, 0, None, None);
                 whole.push((part.row, ticket));
             } else if kind != Zeroing::Deallocate {
                 let (start, len) = (part.start, part.len);
                 let piece = Piece { start, len, source: Source::Zeros, fua: false };
-                let ticket = stripe.rows.enter(part.row, Kind::Write, bytes, Some(piece), false);
+                let ticket = stripe.rows.enter(part.row, Kind::Write, bytes, Some(piece), None);
                 rest.push((part.row, ticket));
             }
         }

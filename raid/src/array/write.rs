@@ -286,9 +286,17 @@ impl<D: Drive> Array<D> {
             at += len;
             piece
         });
-        let mut answers = stream::iter(pieces)
-            .map(|(shard, work)| self.on_owner(shard, work))
-            .buffer_unordered(PIECES_AT_ONCE);
+        let answer = |(shard, work): (u64, Work)| async move {
+            // Whoever waits here occupies none of the owner's servers.
+            let turn = match work {
+                Work::Zero { .. } => Some(self.zeroings.take().await),
+                _ => None,
+            };
+            let answer = self.on_owner(shard, work).await;
+            drop(turn);
+            answer
+        };
+        let mut answers = stream::iter(pieces).map(answer).buffer_unordered(PIECES_AT_ONCE);
         // All of them, whatever the first ones say: they must run to completion.
         let mut result = Ok(());
         while let Some(answer) = answers.next().await {
@@ -424,7 +432,9 @@ impl<D: Drive> Array<D> {
         let (mut at, end) = (offset_bytes, offset_bytes + len_bytes);
         while at < end {
             let len = PLAIN_ZERO_BYTES.min(end - at);
+            let turn = self.zeroings.take().await;
             self.zero_piece(at, len, kind).await?;
+            drop(turn);
             at += len;
         }
         Ok(())

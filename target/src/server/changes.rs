@@ -463,15 +463,28 @@ impl ServedArray {
         }
         let newcomer = blocking(move || Newcomer::open(&drive)).await?;
         let name = newcomer.name();
+        let cache_was_lost = newcomer.medium.has_volatile_cache();
+        // Before it is in its place: what is there is read.
+        if !self.shared.can_mend(slot, cache_was_lost) {
+            let why = match self.shared.can_mend(slot, false) {
+                true => "what it had in its cache may be lost, and with it what parity stands for",
+                false => "it has lost what it had acknowledged, or the array failed in another way",
+            };
+            return Err(Refusal::conflict(format!(
+                "{name} is back, but array {} cannot go on with it as it was: {why}. Restart the \
+                 daemon, which assembles the array anew",
+                self.name()
+            )));
+        }
         let prepared = {
             let (handle, timeout) = (Arc::clone(handle), self.conduct.member_timeout);
             blocking(move || reopen(&handle, slot, newcomer, timeout)).await?
         };
         self.set_drive(cores, slot, &prepared).await?;
         self.learn_label(slot, prepared.label.clone());
-        if !self.shared.mend(slot, prepared.has_volatile_cache) {
+        if !self.shared.mend(slot, cache_was_lost) {
             return Err(Refusal::conflict(format!(
-                "{name} is back in slot {slot}, but the array cannot go on with it as it was; \
+                "{name} is back in slot {slot}, but the array has failed in another way meanwhile; \
                  restart the daemon, which assembles it anew"
             )));
         }

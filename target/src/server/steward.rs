@@ -21,7 +21,6 @@ use raidfabric_raid::array::{Failure, MemberFault, MemberState};
 use raidfabric_raid::assemble::{Found, find_members};
 use raidfabric_raid::device::Kind;
 use raidfabric_raid::device::signature::Contents;
-use raidfabric_raid::drive::DriveError;
 use raidfabric_raid::metadata::superblock::Role;
 
 use super::cores::Cores;
@@ -188,7 +187,7 @@ impl Steward {
     /// Takes drives again without which the array has failed.
     async fn mend(&mut self) {
         let shared = Arc::clone(&self.array.shared);
-        let is_gone = |slot: &usize| shared.member_fault(*slot).is_some_and(was_gone);
+        let is_gone = |slot: &usize| shared.member_fault(*slot).is_some_and(MemberFault::is_gone);
         let states = (0..).zip(&self.told).filter(|(_, state)| **state == MemberState::InSync);
         let slots: Vec<usize> = states.map(|(slot, _)| slot).filter(is_gone).collect();
         if slots.is_empty() {
@@ -304,26 +303,16 @@ impl Steward {
 /// there, or has gone. What failed in another way, or was taken out by an operator, is not.
 fn may_return(state: MemberState, fault: Option<MemberFault>) -> bool {
     match state {
-        MemberState::Missing => fault.is_none_or(was_gone),
-        MemberState::Failed => fault.is_some_and(was_gone),
+        MemberState::Missing => fault.is_none_or(MemberFault::is_gone),
+        MemberState::Failed => fault.is_some_and(MemberFault::is_gone),
         MemberState::InSync | MemberState::Rebuilding => false,
     }
-}
-
-/// Whether a member failed because its drive was not there any more.
-fn was_gone(fault: MemberFault) -> bool {
-    matches!(
-        fault,
-        MemberFault::Write(DriveError::Gone)
-            | MemberFault::Flush(DriveError::Gone)
-            | MemberFault::Unreachable(DriveError::Gone)
-            | MemberFault::Superblock(DriveError::Gone)
-    )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use raidfabric_raid::drive::DriveError;
 
     #[test]
     fn what_failed_while_it_was_there_does_not_come_back_by_itself() {

@@ -695,6 +695,38 @@ fn commands_that_a_failed_array_cannot_do_are_held() {
     assert_eq!(array.flush().now_or_never(), Some(Ok(())));
 }
 
+/// A drive was pulled while its superblock was written, or while it was flushed, and an array that
+/// held its commands until it is back waited in vain.
+#[test]
+fn a_drive_that_was_pulled_while_its_state_was_recorded_comes_back() {
+    for by_flush in [false, true] {
+        let rig = Rig::new(Level::Raid10, 4);
+        rig.write(0, 512, 4).unwrap();
+        rig.shared.set_hold(true);
+        rig.shared.fail_member(0, MemberFault::Operator);
+        match by_flush {
+            true => rig.shared.fail_flush(1, DriveError::Gone),
+            false => rig.shared.record_failed(1, DriveError::Gone),
+        }
+        assert!(rig.shared.failure().is_some());
+        let woken = rig.keeper.0.load(Ordering::SeqCst);
+        rig.arrays[0].set_drive(1, rig.drives[1].clone(), 0).unwrap();
+        assert!(rig.shared.mend(1, true), "{by_flush}");
+        assert!(
+            rig.keeper.0.load(Ordering::SeqCst) > woken,
+            "the loss of the first is not recorded"
+        );
+        rig.record();
+        rig.write(0, 512, 5).unwrap();
+        let lost = Err(ArrayError::WriteFailed(WriteFailure::CacheLost));
+        assert_eq!(rig.arrays[0].flush().now_or_never(), Some(lost));
+        assert_eq!(rig.arrays[0].flush().now_or_never(), Some(Ok(())));
+        // One that errs has lost what it had acknowledged.
+        rig.shared.record_failed(1, EIO);
+        assert!(!rig.shared.mend(1, true));
+    }
+}
+
 #[test]
 fn a_hold_that_is_over_answers_that_the_array_is_not_ready() {
     let rig = Rig::new(Level::Raid1, 1);

@@ -11,7 +11,6 @@
 
 use super::error::{ArrayError, Unread};
 use super::fan::fan_out;
-use super::shared::WriteState;
 use super::slots::SlotSet;
 use super::write::{Armed, Outcome, Work};
 use super::{Answer, Array};
@@ -42,14 +41,12 @@ impl<D: Drive> Array<D> {
         self.shared.count_read(self.endpoint.core());
         let mut buffer = buffer;
         loop {
+            let mends = self.shared.mends();
             let unread = match self.read_once(offset_bytes, buffer).await {
                 Ok(buffer) => return Ok(buffer),
                 Err(unread) => unread,
             };
-            if self.shared.write_state() != WriteState::Failed {
-                return Err(unread);
-            }
-            if let Err(error) = Box::pin(self.shared.held(unread.error)).await {
+            if let Err(error) = Box::pin(self.held(unread.error, mends)).await {
                 return Err(Unread { error, ..unread });
             }
             // The array was mended.

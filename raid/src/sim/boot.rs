@@ -103,12 +103,14 @@ impl Boot {
         shared.set_checkpoint_interval([256 << 10, 1 << 20, 1 << 30][random.below(3) as usize]);
         let pool = lasting.pool.clone();
         let arrays = Self::arrays(random, &start, &world, &shared, &pool, &lasting.faults);
-        let out = start.members.iter().map(|state| *state != MemberState::InSync).collect();
+        let out: Vec<bool> =
+            start.members.iter().map(|state| *state != MemberState::InSync).collect();
         let ground = Rc::new(Ground {
             shared: Arc::clone(&shared),
             faults: Rc::clone(&lasting.faults),
             places: RefCell::new(start.places),
             read_error_limit: u64::from(start.read_error_limit),
+            ever_out: RefCell::new(out.clone()),
             out: RefCell::new(out),
             stale: Rc::clone(&lasting.stale),
             epoch: Cell::new(0),
@@ -127,6 +129,7 @@ impl Boot {
             unit: start.unit,
             is_stopping: Cell::new(false),
             lingering: RefCell::default(),
+            was_forced: Rc::clone(&lasting.was_forced),
         });
         let watched = Rc::downgrade(&scene);
         world.add_hook(move || {
@@ -196,6 +199,8 @@ impl Boot {
                     array.serve().await;
                 });
             }
+            let array = Rc::clone(array);
+            self.world.spawn(async move { array.resume().await });
         }
     }
 

@@ -28,6 +28,8 @@ pub(crate) struct Scene {
     pub(crate) unit: usize,
     /// The array is being stopped: requests may be refused.
     pub(crate) is_stopping: Cell<bool>,
+    /// The operator has taken parity as right that need not be.
+    pub(crate) was_forced: Rc<Cell<bool>>,
     /// Writes that failed and may still be carried out.
     pub(crate) lingering: RefCell<Vec<Asked>>,
 }
@@ -251,6 +253,10 @@ impl Scene {
         // What is read where copies may differ, and cannot be made equal any more, depends on the
         // members that are there at the moment.
         let settles = !self.cannot_be_mended(&at);
+        if self.was_forced.get() {
+            // What the operator has taken as right nobody knows.
+            return true;
+        }
         let mut model = self.model.borrow_mut();
         for (index, sector) in buffer.chunks(SECTOR_BYTES).enumerate() {
             let number = at.start + index;

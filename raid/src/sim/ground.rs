@@ -26,6 +26,8 @@ pub(crate) struct Ground {
     pub(crate) read_error_limit: u64,
     /// The slots that were not in sync at some moment, and why, as the engine had it.
     pub(crate) out: RefCell<Vec<bool>>,
+    /// Those that were at any time, though they may have been rebuilt since.
+    pub(crate) ever_out: RefCell<Vec<bool>>,
     /// By number of drive: it was in the array, and lacks a write that was acknowledged.
     pub(crate) stale: Rc<RefCell<Vec<bool>>>,
     pub(crate) epoch: Cell<u64>,
@@ -110,6 +112,7 @@ impl Ground {
                 "member {slot} is {state:?} without a cause: {self:?}"
             );
             self.out.borrow_mut()[slot] = true;
+            self.ever_out.borrow_mut()[slot] = true;
         }
     }
 
@@ -171,6 +174,7 @@ impl Ground {
         self.exceeds_tolerance(at, |slot, range| {
             let meets = |bad: &BadRange| bad.start_bytes < range.end && range.start < bad.end_bytes;
             self.is_out(slot)
+                || self.ever_out.borrow()[slot]
                 || self.disk(slot).is_some_and(|disk| self.faults.hits(disk).reads > 0)
                 || bad[slot].iter().any(meets)
         })

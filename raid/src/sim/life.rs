@@ -504,6 +504,10 @@ impl Life {
             slots.iter().flatten().map(|&d| self.drives.borrow().get(d).borrow().model.block_bytes);
         let block_bytes = blocks.max().unwrap_or(SECTOR_BYTES) as u32;
         self.allow_what_the_logs_cannot_know(plan, answer);
+        if answer.force && !plan.risks.is_empty() {
+            self.lasting.was_forced.set(true);
+            self.lasting.is_tainted.set(true);
+        }
         let (mut handle, _) = ArrayHandle::assemble(plan, drives, media);
         let replayed = match handle.replay(block_bytes, answer.force) {
             Ok(replayed) => replayed,
@@ -557,10 +561,6 @@ impl Life {
                 // What was remembered of others does not count any more.
                 truth.known_events = Some(events);
             }
-        }
-        if answer.force && !plan.risks.is_empty() {
-            self.lasting.was_forced.set(true);
-            self.lasting.is_tainted.set(true);
         }
         let recorded = handle.recorded().clone();
         let place = |slot: usize| {

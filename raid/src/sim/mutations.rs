@@ -89,6 +89,10 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
     },
     Mutation { name: "wrong-q-after-partial-write", breaks: "a partial write leaves Q right" },
     Mutation { name: "trust-unsynced-parity", breaks: "parity is used only where it was synced" },
+    Mutation {
+        name: "log-without-checks",
+        breaks: "a crash with the loss of a member takes nothing that was acknowledged as safe",
+    },
     Mutation { name: "skip-replay", breaks: "the log is replayed before parity is relied on" },
     Mutation {
         name: "ignore-dirty-bits",

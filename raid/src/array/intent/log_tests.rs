@@ -402,6 +402,37 @@ fn records_of_many_share_a_unit() {
     }
 }
 
+/// Without memory of the commands' a record still is written, from the reserve; all get their turn.
+#[test]
+fn without_memory_records_are_written_one_by_one() {
+    for kind in [LogKind::Ppl, LogKind::WriteLog] {
+        let test = Test::new(3, kind);
+        let done = Rc::new(Cell::new(0));
+        for row in 0..60 {
+            let (test, done) = (Rc::clone(&test), Rc::clone(&done));
+            let parity = test.buffer(&[7; CHUNK as usize]);
+            test.world.clone().spawn(async move {
+                let record = LogRecord {
+                    row,
+                    within_bytes: 0,
+                    len_bytes: CHUNK as u32,
+                    first: 0,
+                    count: 1,
+                    p: parity.clone(),
+                    q: parity,
+                    checks: Checks::NONE,
+                };
+                let token = test.log.log(&*test.members, record).await.unwrap().unwrap();
+                test.world.sleep_ns(40_000).await;
+                test.log.end(token);
+                done.set(done.get() + 1);
+            });
+        }
+        test.members.is_short.set(true);
+        assert!(test.world.run_until(|| done.get() == 60), "{kind:?}: {} of 60", done.get());
+    }
+}
+
 /// A member that comes back: nothing of what its log held counts, and what is logged from then on
 /// is found.
 #[test]

@@ -5,19 +5,20 @@
 //! behind it come along; what they change is cut into slices, and for each the way is chosen that
 //! reads least ([`plan`]). Writes of a sequential stream are held for a moment, so that rows are
 //! written whole ([`gather`]). What a pass reads and computes is in memory of its own
-//! ([`reserve`], [`work`]). Reads that cannot simply be read, and zeroing, are in [`read`] and
-//! [`zero`].
+//! ([`super::reserve`], [`work`]). Reads that cannot simply be read, and zeroing, are in [`read`] and
+//! [`zero`]. What is left of passes that a failure of the array cut short waits for its drives in
+//! [`parked`].
 //!
 //! Reads of healthy members do not come here: they see the chunks as they are on the members, old
 //! or new, whatever is done to the row.
 
 mod counters;
 mod gather;
+mod parked;
 mod pass;
 mod plan;
 mod queue;
 mod read;
-mod reserve;
 #[cfg(test)]
 mod tests;
 mod work;
@@ -33,13 +34,14 @@ pub(in crate::array) use counters::StripeCounters;
 pub use counters::StripeStatistics;
 
 use super::error::{ArrayError, WriteFailure};
+use super::reserve::Reserve;
 use super::{Array, Done};
 use crate::drive::{Drive, DriveError};
 use crate::geometry::{Geometry, MAX_CHUNK_BYTES};
 use gather::{StreamId, Streams};
+use parked::Parked;
 use plan::{Roles, Way, parity_roles};
 use queue::{Kind, Rows, TicketGuard};
-use reserve::Reserve;
 use work::{Job, Piece, Workspace};
 
 /// Tickets for which there is room before anything is allocated.
@@ -79,6 +81,7 @@ pub(in crate::array) struct Stripe {
     /// Whether somebody ends holds in time; without, nothing is held.
     gathers: Cell<bool>,
     reserve: Reserve,
+    parked: Parked,
     /// In boxes, as they are large and change hands.
     #[expect(clippy::vec_box, reason = "they are moved into futures")]
     workspaces: RefCell<Vec<Box<Workspace>>>,
@@ -120,6 +123,7 @@ impl Stripe {
             streams: RefCell::new(Streams::new(row_bytes)),
             gathers: Cell::new(false),
             reserve: Reserve::new(RESERVE_BYTES, MAX_CHUNK_BYTES as usize)?,
+            parked: Parked::default(),
             workspaces: RefCell::default(),
         })))
     }

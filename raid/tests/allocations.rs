@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use raidfabric_raid::array::{Array, Settings, Shared};
+use raidfabric_raid::array::{Array, Composed, Leaf, Settings, Shared};
 use raidfabric_raid::buffer::Pool;
 use raidfabric_raid::geometry::{Geometry, Level};
 use raidfabric_raid::memory::MemoryDrive;
@@ -64,6 +64,18 @@ fn array(level: Level, members: usize, chunk_bytes: u32) -> (Array<MemoryDrive>,
     let endpoint = Mesh::new(1, Arc::new(|_| {})).remove(0);
     let pool = Pool::new(4 << 20, 1 << 20).unwrap();
     (Array::new(shared, drives, Rc::new(endpoint), pool.clone()).unwrap(), pool)
+}
+
+/// An array with chunks of 64 KiB over two of this level.
+fn composed(level: Level, members: usize) -> (Composed<MemoryDrive>, Pool) {
+    let leaf = |_| {
+        let (array, pool) = array(level, members, 65_536);
+        (Leaf { array: Rc::new(array), data_offset_bytes: 0 }, pool)
+    };
+    let (leaves, pools): (Vec<_>, Vec<_>) = (0..2).map(leaf).unzip();
+    let component = leaves[0].array.geometry().capacity_bytes();
+    let geometry = Geometry::new(Level::Raid0, 2, 65_536, component).unwrap();
+    (Composed::new(geometry, leaves).unwrap(), pools[0].clone())
 }
 
 /// Allocations per round of `round`, after two rounds to warm up.
@@ -127,6 +139,41 @@ fn futures_of_requests_are_small() {
         assert!(read <= 2048, "a read's future has {read} bytes");
         assert!(write <= 2048, "a write's future has {write} bytes");
     }
+}
+
+/// What is in one chunk of an array over arrays costs what it does in the array there; a read over
+/// several as well. A write over several has one allocation.
+#[test]
+fn arrays_over_arrays_allocate_little() {
+    for (len, reads, writes) in [(4096, 0, 0), (65_536, 0, 0), (131_072, 0, 1), (262_144, 0, 1)] {
+        let (array, pool) = composed(Level::Raid10, 4);
+        let read = count(|| {
+            let buffer = now(array.read(8 << 20, pool.allocate(len).unwrap())).unwrap();
+            assert_eq!(buffer.len(), len);
+        });
+        let write = count(|| {
+            let mut buffer = pool.allocate(len).unwrap();
+            buffer.fill(7);
+            now(array.write(8 << 20, buffer.freeze(), true)).unwrap();
+        });
+        println!("{len} bytes: {read} and {write} allocations in 100 reads and writes");
+        assert_eq!(read, 100 * reads, "reads of {len} bytes");
+        assert!(write <= 100 * writes, "{write} in 100 writes of {len} bytes");
+    }
+    let (array, _) = composed(Level::Raid10, 4);
+    assert_eq!(count(|| now(array.flush()).unwrap()), 100);
+}
+
+#[test]
+fn futures_of_requests_to_arrays_over_arrays_are_small() {
+    let (array, pool) = composed(Level::Raid6, 6);
+    let read = size_of_val(&array.read(0, pool.allocate(4096).unwrap()));
+    let write = size_of_val(&array.write(0, pool.allocate(4096).unwrap().freeze(), false));
+    let flush = size_of_val(&array.flush());
+    println!("read {read} bytes, write {write} bytes, flush {flush} bytes");
+    assert!(read <= 2560, "a read's future has {read} bytes");
+    assert!(write <= 2304, "a write's future has {write} bytes");
+    assert!(flush <= 512, "a flush's future has {flush} bytes");
 }
 
 /// Who leads a pass over a row has a future of its own for it; where more than four operations on

@@ -22,7 +22,7 @@ const MIB: u64 = 1 << 20;
 
 /// How a drive answers.
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Manner {
+pub(super) enum Manner {
     Well,
     With(DriveError),
     /// Only when it is told another manner.
@@ -30,17 +30,17 @@ enum Manner {
 }
 
 /// How a drive behaves, and what it was asked.
-struct Mood {
-    reads: Cell<Manner>,
+pub(super) struct Mood {
+    pub(super) reads: Cell<Manner>,
     /// For the next reads, one each, before `reads` counts.
     next_reads: RefCell<VecDeque<Manner>>,
-    writes: Cell<Manner>,
-    flushes: Cell<Manner>,
-    has_cache: Cell<bool>,
+    pub(super) writes: Cell<Manner>,
+    pub(super) flushes: Cell<Manner>,
+    pub(super) has_cache: Cell<bool>,
     read_count: Cell<u64>,
     write_count: Cell<u64>,
     fua_count: Cell<u64>,
-    flush_count: Cell<u64>,
+    pub(super) flush_count: Cell<u64>,
     /// Buffers of reads that timed out.
     kept: RefCell<Vec<Buffer>>,
 }
@@ -75,9 +75,9 @@ async fn answer(manner: &Cell<Manner>) -> Result<(), DriveError> {
 
 /// A memory drive with a mood.
 #[derive(Clone)]
-struct Moody {
-    drive: MemoryDrive,
-    mood: Rc<Mood>,
+pub(super) struct Moody {
+    pub(super) drive: MemoryDrive,
+    pub(super) mood: Rc<Mood>,
 }
 
 impl Drive for Moody {
@@ -700,6 +700,38 @@ fn commands_that_a_failed_array_cannot_do_are_held() {
     let lost = Err(ArrayError::WriteFailed(WriteFailure::CacheLost));
     assert_eq!(flush.now_or_never(), Some(lost));
     assert_eq!(array.flush().now_or_never(), Some(Ok(())));
+}
+
+/// A drive was pulled while its superblock was written, or while it was flushed, and an array that
+/// held its commands until it is back waited in vain.
+#[test]
+fn a_drive_that_was_pulled_while_its_state_was_recorded_comes_back() {
+    for by_flush in [false, true] {
+        let rig = Rig::new(Level::Raid10, 4);
+        rig.write(0, 512, 4).unwrap();
+        rig.shared.set_hold(true);
+        rig.shared.fail_member(0, MemberFault::Operator);
+        match by_flush {
+            true => rig.shared.fail_flush(1, DriveError::Gone),
+            false => rig.shared.record_failed(1, DriveError::Gone),
+        }
+        assert!(rig.shared.failure().is_some());
+        let woken = rig.keeper.0.load(Ordering::SeqCst);
+        rig.arrays[0].set_drive(1, rig.drives[1].clone(), 0).unwrap();
+        assert!(rig.shared.mend(1, true), "{by_flush}");
+        assert!(
+            rig.keeper.0.load(Ordering::SeqCst) > woken,
+            "the loss of the first is not recorded"
+        );
+        rig.record();
+        rig.write(0, 512, 5).unwrap();
+        let lost = Err(ArrayError::WriteFailed(WriteFailure::CacheLost));
+        assert_eq!(rig.arrays[0].flush().now_or_never(), Some(lost));
+        assert_eq!(rig.arrays[0].flush().now_or_never(), Some(Ok(())));
+        // One that errs has lost what it had acknowledged.
+        rig.shared.record_failed(1, EIO);
+        assert!(!rig.shared.mend(1, true));
+    }
 }
 
 #[test]

@@ -98,9 +98,22 @@ pub enum MemberFault {
 }
 
 impl MemberFault {
-    /// Whether the member may lack writes that it had acknowledged.
+    /// Whether the member may lack writes that it had acknowledged. One that was only pulled may so,
+    /// too, but nothing of it can be read before it is back, and then a flush tells of it
+    /// ([`Shared::mend`]).
     fn loses_writes(self) -> bool {
-        matches!(self, Self::Flush(_) | Self::Superblock(_))
+        matches!(self, Self::Flush(_) | Self::Superblock(_)) && !self.is_gone()
+    }
+
+    /// Whether the drive was not there any more.
+    pub fn is_gone(self) -> bool {
+        matches!(
+            self,
+            Self::Write(DriveError::Gone)
+                | Self::Flush(DriveError::Gone)
+                | Self::Unreachable(DriveError::Gone)
+                | Self::Superblock(DriveError::Gone)
+        )
     }
 
     /// Whether an array that cannot do without the member has failed with it. Otherwise it stays,
@@ -163,6 +176,17 @@ enum Hold {
     Over,
 }
 
+/// Whether something has to be done again when drives are back, because members did not do it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Parking {
+    /// No: the array has not failed.
+    NotNeeded,
+    /// Yes, and it is counted: the array does not work again before that.
+    Parked,
+    /// The drives are there and do not do it, or the array has failed for good.
+    InVain,
+}
+
 /// A core's copy of the map.
 #[derive(Debug, Default)]
 pub(super) struct MapCopy {
@@ -188,6 +212,10 @@ pub(super) struct Membership {
     needed: SlotSet,
     /// The array has failed in a way that no drive's return mends.
     is_final: bool,
+    /// What has to be done again before the array works again.
+    parked: u64,
+    /// All drives are back, and that is being done.
+    is_mending: bool,
     is_stopped: bool,
     /// When each member had its latest read errors.
     read_errors: Vec<VecDeque<Duration>>,
@@ -227,6 +255,8 @@ impl Membership {
             suspect: SlotSet::EMPTY,
             needed: SlotSet::EMPTY,
             is_final: false,
+            parked: 0,
+            is_mending: false,
             is_stopped: false,
             read_errors: vec![VecDeque::new(); count],
             failure: None,
@@ -297,6 +327,10 @@ impl Membership {
     pub(super) fn want_active(&mut self) {
         self.active = true;
         self.active_since = self.version + 1;
+    }
+
+    pub(super) fn has_parked(&self) -> bool {
+        self.parked > 0
     }
 
     pub(super) fn want_clean(&mut self, resync_position: u64) {
@@ -390,7 +424,10 @@ impl Shared {
             None => return false,
         };
         if !can_lose {
-            if fault.is_fatal() {
+            // What a drive that has gone is asked later says nothing of it any more.
+            let has_gone = membership.needed.contains(slot)
+                && membership.faults[slot].is_some_and(MemberFault::is_gone);
+            if fault.is_fatal() && !has_gone {
                 if fault.loses_writes() {
                     membership.suspect.insert(slot);
                 }
@@ -415,23 +452,18 @@ impl Shared {
 
     /// The drive of a member without which the array has failed is back in its slot, on every
     /// core, and all operations on the old handles have ended. When the last of them is back the
-    /// array works again, and commands that were held are tried again. `cache_was_lost`: the drive
-    /// has a volatile cache and may have been without power; then one flush on each core fails, to
-    /// say so.
+    /// array works again, and commands that were held are tried again; an array with parity first
+    /// repeats what the failure has cut short ([`Array::resume`](super::Array::resume)).
+    /// `cache_was_lost`: the drive has a volatile cache and may have been without power; then one
+    /// flush on each core fails, to say so.
     ///
-    /// False if that cannot be: the member has lost what it had acknowledged for sure, or the level
-    /// has parity, which may be wrong where writes were under way and is needed to stand in for
-    /// others; such an array has to be assembled again.
+    /// False, and nothing changes, if [`Self::can_mend`] says no.
     pub fn mend(&self, slot: usize, cache_was_lost: bool) -> bool {
         let mut rare = self.rare();
-        let membership = &mut rare.membership;
-        if !membership.needed.contains(slot)
-            || membership.suspect.contains(slot)
-            || membership.is_final
-            || self.geometry.parities() > 0
-        {
+        if !self.can_be_mended(&rare.membership, slot, cache_was_lost) {
             return false;
         }
+        let membership = &mut rare.membership;
         self.forget_drive(slot);
         membership.needed.remove(slot);
         membership.faults[slot] = None;
@@ -439,23 +471,111 @@ impl Shared {
             self.lost_caches.fetch_add(1, Ordering::SeqCst);
         }
         if membership.needed.is_empty() {
-            membership.failure = None;
-            let is_active = membership.active && self.recorded_version() >= membership.active_since;
-            let state = match is_active {
-                _ if membership.is_stopped => WriteState::Stopped,
-                true => WriteState::Active,
-                false => WriteState::Clean,
-            };
-            self.hot.state.store(state as u8, Ordering::SeqCst);
+            membership.is_mending = membership.parked > 0;
+            if !membership.is_mending {
+                self.works_again(membership);
+            }
         }
         self.refresh_map(membership);
+        // What was wanted while it was away could not be recorded.
+        if membership.version > self.recorded_version() && self.keeper.records() {
+            self.keeper.wake();
+        }
         Self::wake_all(rare);
         true
+    }
+
+    /// Whether the array can go on with the drive of a member that it needs; to be asked before the
+    /// drive is put into its slot, since what is in a slot is read.
+    ///
+    /// No, if the member has lost what it had acknowledged for sure. No, if a level with parity has
+    /// been written and the drive's cache is lost: whatever was written since its last flush may
+    /// be missing from it, by blocks, and parity that has to stand in for other members fits
+    /// nothing there. That is known only to the log on the drives, which the next assembly replays.
+    pub fn can_mend(&self, slot: usize, cache_was_lost: bool) -> bool {
+        self.can_be_mended(&self.rare().membership, slot, cache_was_lost)
+    }
+
+    fn can_be_mended(&self, membership: &Membership, slot: usize, cache_was_lost: bool) -> bool {
+        // All members were flushed before this was recorded, and nothing is written after.
+        let is_clean = self.recorded_version() >= membership.clean_since
+            && !(membership.active && self.recorded_version() >= membership.active_since)
+            && membership.parked == 0
+            && membership.resync_from == super::IN_SYNC
+            && !self.intent.has_dirty();
+        let is_harmless = !cache_was_lost || self.geometry.parities() == 0 || is_clean;
+        membership.needed.contains(slot)
+            && !membership.suspect.contains(slot)
+            && !membership.is_final
+            && is_harmless
+    }
+
+    /// All that was missing is there.
+    fn works_again(&self, membership: &mut Membership) {
+        membership.failure = None;
+        membership.is_mending = false;
+        self.hot.mends.fetch_add(1, Ordering::SeqCst);
+        let is_active = membership.active && self.recorded_version() >= membership.active_since;
+        let state = match is_active {
+            _ if membership.is_stopped => WriteState::Stopped,
+            true => WriteState::Active,
+            false => WriteState::Clean,
+        };
+        self.hot.state.store(state as u8, Ordering::SeqCst);
+    }
+
+    /// How often the array has worked again after it had failed.
+    pub(super) fn mends(&self) -> u64 {
+        self.hot.mends.load(Ordering::SeqCst)
+    }
+
+    /// Something did not reach these members, which are in use. Says whether it has to be kept and
+    /// done again when they are back; it is counted then, until [`Self::unpark`].
+    pub(super) fn park(&self, behind: SlotSet) -> Parking {
+        let mut rare = self.rare();
+        let membership = &mut rare.membership;
+        let mut faults = behind.iter().map(|slot| membership.faults.get(slot).copied().flatten());
+        if membership.failure.is_none() {
+            Parking::NotNeeded
+        } else if membership.is_final
+            || membership.is_stopped
+            // Some of them may be back, while others are not.
+            || !faults.all(|fault| fault.is_none_or(MemberFault::is_gone))
+        {
+            Parking::InVain
+        } else {
+            membership.parked += 1;
+            Parking::Parked
+        }
+    }
+
+    /// So many of what was parked has been done.
+    pub(super) fn unpark(&self, jobs: u64) {
+        let mut rare = self.rare();
+        let membership = &mut rare.membership;
+        membership.parked = membership.parked.saturating_sub(jobs);
+        if membership.is_mending && membership.parked == 0 {
+            self.works_again(membership);
+            self.refresh_map(membership);
+        }
+        Self::wake_all(rare);
+    }
+
+    /// Waits until all drives are back while something is parked, and `has_some` says that some of
+    /// it is here.
+    pub(super) async fn wait_until_mending(&self, has_some: impl Fn() -> bool) {
+        self.wait_for(|rare| (rare.membership.is_mending && has_some()).then_some(())).await;
+    }
+
+    /// Has everybody look again for whom they wait.
+    pub(super) fn look_again(&self) {
+        Self::wake_all(self.rare());
     }
 
     fn fail_locked(&self, mut rare: MutexGuard<'_, Rare>, failure: Failure) {
         self.hot.state.store(WriteState::Failed as u8, Ordering::SeqCst);
         rare.membership.failure.get_or_insert(failure);
+        rare.membership.is_mending = false;
         // A member may lack what it has acknowledged: if "clean" is not recorded yet, it must not be.
         let is_clean = self.recorded_version() >= rare.membership.clean_since;
         rare.membership.active |= !is_clean && !mutation!("clean-after-failure");

@@ -11,7 +11,6 @@
 
 use super::error::{ArrayError, Unread};
 use super::fan::fan_out;
-use super::shared::WriteState;
 use super::slots::SlotSet;
 use super::write::{Armed, Outcome, Work};
 use super::{Answer, Array};
@@ -42,14 +41,12 @@ impl<D: Drive> Array<D> {
         self.shared.count_read(self.endpoint.core());
         let mut buffer = buffer;
         loop {
+            let mends = self.shared.mends();
             let unread = match self.read_once(offset_bytes, buffer).await {
                 Ok(buffer) => return Ok(buffer),
                 Err(unread) => unread,
             };
-            if self.shared.write_state() != WriteState::Failed {
-                return Err(unread);
-            }
-            if let Err(error) = Box::pin(self.shared.held(unread.error)).await {
+            if let Err(error) = Box::pin(self.held(unread.error, mends)).await {
                 return Err(Unread { error, ..unread });
             }
             // The array was mended.
@@ -84,7 +81,7 @@ impl<D: Drive> Array<D> {
     }
 
     /// Reads a range that is contiguous on its members.
-    async fn read_extent(
+    pub(super) async fn read_extent(
         &self,
         offset_bytes: u64,
         extent: Extent,
@@ -210,7 +207,7 @@ impl<D: Drive> Array<D> {
 
 /// Parts of a buffer, joined again in order.
 #[derive(Default)]
-struct Joined {
+pub(super) struct Joined {
     whole: Option<Buffer>,
     /// Those from the first one on that is in a buffer of its own.
     others: Vec<Buffer>,
@@ -218,7 +215,7 @@ struct Joined {
 }
 
 impl Joined {
-    fn add(&mut self, part: Result<Buffer, Unread>) {
+    pub(super) fn add(&mut self, part: Result<Buffer, Unread>) {
         let part = match part {
             Ok(part) => Some(part),
             Err(unread) => {
@@ -238,7 +235,7 @@ impl Joined {
 
     /// The whole of `len_bytes`; if a part of it is in a buffer of its own, in a new one from
     /// `pool`.
-    fn end(self, len_bytes: usize, pool: &Pool) -> Result<Buffer, Unread> {
+    pub(super) fn end(self, len_bytes: usize, pool: &Pool) -> Result<Buffer, Unread> {
         let Self { whole, others, error } = self;
         let is_whole = |buffer: &Buffer| others.is_empty() && buffer.len() == len_bytes;
         if let Some(error) = error {

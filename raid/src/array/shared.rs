@@ -172,6 +172,8 @@ pub(super) struct Hot {
     pub(super) resync_position: AtomicU64,
     /// Below this, members that are being rebuilt hold what they should.
     pub(super) rebuild_position: AtomicU64,
+    /// How often the array has worked again after it had failed.
+    pub(super) mends: AtomicU64,
     pub(super) state: AtomicU8,
 }
 
@@ -245,6 +247,7 @@ impl Shared {
                 recorded: AtomicU64::new(0),
                 resync_position: AtomicU64::new(if in_sync { IN_SYNC } else { position }),
                 rebuild_position: AtomicU64::new(settings.rebuild_from.unwrap_or(0)),
+                mends: AtomicU64::new(0),
                 state: AtomicU8::new(state as u8),
             },
             intent,
@@ -355,6 +358,10 @@ impl Shared {
     pub fn try_clean(&self) -> bool {
         // Writes that find the array clean wait for this lock before they do anything.
         let mut rare = self.rare();
+        if rare.membership.has_parked() {
+            // What a failure has cut short is to the next start what a crash has.
+            return false;
+        }
         let state = self.write_state();
         let may = match state {
             WriteState::Active => self.change_state(WriteState::Active, WriteState::Clean),
@@ -401,7 +408,7 @@ impl Shared {
         may.then_some(permit)
     }
 
-    fn count_write(&self, core: usize) -> WritePermit<'_> {
+    pub(super) fn count_write(&self, core: usize) -> WritePermit<'_> {
         let counters = &self.cores[core];
         counters.writes_begun.fetch_add(1, Ordering::SeqCst);
         WritePermit { counters }

@@ -7,7 +7,7 @@ use super::handle::{ArrayHandle, Member};
 use super::plan::{ArrayInfo, check_apart};
 use crate::array::{IN_SYNC, MemberState, Wanted};
 use crate::device::Medium;
-use crate::device::signature::Contents;
+use crate::device::signature::{BLANK_BYTES, Contents};
 use crate::metadata::bitmap::{
     Bitmap, BitmapState, BitmapSuperblock, MapUnit, NewBitmap, RegionMap, region_bytes_for,
 };
@@ -23,6 +23,9 @@ use crate::metadata::superblock::{
 use crate::metadata::take_over::{Common, Kept};
 use crate::metadata::{Consistency, Level, Timestamp};
 use uuid::Uuid;
+
+/// What is zeroed at a time.
+const ZEROS_BYTES: usize = 256 << 10;
 
 /// An array that is wanted.
 #[derive(Debug, Clone)]
@@ -68,6 +71,9 @@ pub struct CreatePlan {
     pub consistency: Consistency,
     /// Whether what is on the drives is taken as agreeing.
     pub assume_clean: bool,
+    /// Whether what the array holds has to begin and end with zeros, as a blank drive does: another
+    /// array is to be created on it.
+    pub blank_ends: bool,
     /// Where things lie on each member.
     pub placement: Placement,
     /// The members' identities, by slot.
@@ -102,6 +108,7 @@ pub fn plan_create(drives: &[Examined], new: &NewArray) -> Result<CreatePlan, Cr
         },
         consistency: new.consistency.unwrap_or(Consistency::default_of(new.level)),
         assume_clean: new.assume_clean,
+        blank_ends: false,
         placement,
         device_uuids: drives.iter().map(|_| Uuid::new_v4()).collect(),
         created: Timestamp::now(),
@@ -166,6 +173,9 @@ pub fn create<M: Medium>(plan: &CreatePlan, media: Vec<M>) -> Result<ArrayHandle
             .zero_cheaply(plan.placement.data_offset_bytes, plan.placement.component_bytes)
             .map_err(|e| failed(medium, "zeroing its data", e))?;
     }
+    if plan.blank_ends && !zeroed {
+        clear_ends(plan, &media)?;
+    }
     // What an earlier creation has left would not fit to the headers that come now, and would not be
     // known as unfinished any more if this one is cut short, too.
     for medium in &media {
@@ -191,6 +201,27 @@ pub fn create<M: Medium>(plan: &CreatePlan, media: Vec<M>) -> Result<ArrayHandle
     }
     handle.refresh_events();
     Ok(handle)
+}
+
+/// Zeroes the rows of the first and the last MiB, parity and copies included.
+fn clear_ends<M: Medium>(plan: &CreatePlan, media: &[M]) -> Result<(), CreateError> {
+    let (geometry, data) = (&plan.geometry, plan.placement.data_offset_bytes);
+    let end = geometry.component_bytes;
+    // A byte of the array is on no member further in than in the array.
+    let first = 0..BLANK_BYTES.min(end);
+    let last = geometry.to_component(geometry.array_bytes().saturating_sub(BLANK_BYTES))..end;
+    let zeros = vec![0; ZEROS_BYTES];
+    for medium in media {
+        for range in [first.clone(), last.clone()] {
+            for at in range.clone().step_by(ZEROS_BYTES) {
+                // Components are whole MiB, and chunks whole blocks.
+                let len = (range.end - at).min(ZEROS_BYTES as u64) as usize;
+                let written = medium.write_durable(data + at, zeros.get(..len).unwrap_or(&zeros));
+                written.map_err(|e| failed(medium, "zeroing its data", e))?;
+            }
+        }
+    }
+    Ok(())
 }
 
 fn failed(medium: &impl Medium, doing: &'static str, source: std::io::Error) -> CreateError {

@@ -11,6 +11,8 @@
 //!
 //! Drives come and go through [`ArrayHandle::add`] and [`ArrayHandle::remove`].
 //!
+//! An array can be the member of another: [`Nested`].
+//!
 //! **Creation is all or nothing.** The private headers and the zeros come first, then a
 //! superblock at event count 0 on each member, then bitmaps and logs, then event count 1 on
 //! each. Until the
@@ -26,6 +28,7 @@ mod handle;
 mod intent;
 mod keep;
 mod membership;
+mod nested;
 mod plan;
 mod report;
 mod standing;
@@ -36,6 +39,7 @@ pub use error::{AddError, AssembleError, CreateError, NotMember, UpdateError};
 pub use examine::{Examined, examine, examine_medium};
 pub use handle::{ArrayHandle, Member, Recorded};
 pub use intent::{ReplayFailure, Replayed};
+pub use nested::{Nested, NestedError, peek};
 pub use plan::{
     ArrayInfo, AssemblyPlan, Decision, Expected, LeftOver, SlotPlan, decide, plan_assemble,
 };
@@ -45,6 +49,8 @@ pub use report::Report;
 mod crash_tests;
 #[cfg(test)]
 mod decision_tests;
+#[cfg(test)]
+mod nested_tests;
 
 #[cfg(test)]
 pub(crate) mod test_medium;

@@ -65,10 +65,14 @@ impl TestMedium {
     /// Changes bytes behind everybody's back.
     pub(crate) fn put(&self, offset_bytes: u64, data: &[u8]) {
         let mut pages = self.pages.borrow_mut();
-        for (i, byte) in data.iter().enumerate() {
-            let at = offset_bytes + i as u64;
+        let (mut at, mut rest) = (offset_bytes, data);
+        while !rest.is_empty() {
+            let within = (at % 4096) as usize;
+            let (part, after) = rest.split_at(rest.len().min(4096 - within));
             let page = pages.entry(at / 4096).or_insert_with(|| Box::new([0; 4096]));
-            page[(at % 4096) as usize] = *byte;
+            page[within..within + part.len()].copy_from_slice(part);
+            at += part.len() as u64;
+            rest = after;
         }
     }
 

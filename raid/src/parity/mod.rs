@@ -66,9 +66,11 @@ struct Term<'a> {
     factor: u8,
 }
 
-/// The loops of [`columns`] for one instruction set. They are safe to call if `exists` says so and
-/// all slices have one length, and, to stream, the destinations are aligned to
-/// [`MAX_VECTOR_BYTES`].
+/// The loops of [`columns`] for one instruction set.
+///
+/// # Safety
+/// To call them `exists` must have said so, all slices must have one length, and, to stream, the
+/// destinations must be aligned to [`MAX_VECTOR_BYTES`].
 struct Functions {
     name: &'static str,
     exists: fn() -> bool,
@@ -78,6 +80,9 @@ struct Functions {
 }
 
 /// See [`columns::pq`].
+///
+/// # Safety
+/// As for [`Functions`].
 type PqLoop = unsafe fn(&mut [u8], &mut [u8], &[Option<&[u8]>], Store);
 
 /// All implementations for this architecture, the fastest first.

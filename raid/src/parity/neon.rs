@@ -21,6 +21,7 @@ impl Vector for Quad {
     /// The products with the low and with the high nibbles.
     type Factor = (uint8x16_t, uint8x16_t);
 
+    // SAFETY: as above.
     #[inline(always)]
     unsafe fn load(from: *const u8) -> Self {
         // SAFETY: as above.

@@ -23,6 +23,7 @@ impl Vector for u64 {
 
     type Factor = u8;
 
+    // SAFETY: as above.
     #[inline(always)]
     unsafe fn load(from: *const u8) -> Self {
         // SAFETY: as above.
@@ -41,14 +42,17 @@ impl Vector for u64 {
         unsafe { self.store(to) }
     }
 
+    // SAFETY: as above.
     #[inline(always)]
     unsafe fn fence() {}
 
+    // SAFETY: as above.
     #[inline(always)]
     unsafe fn xor(self, other: Self) -> Self {
         self ^ other
     }
 
+    // SAFETY: as above.
     #[inline(always)]
     unsafe fn double(self) -> Self {
         let highest = self & each(0x80);
@@ -57,11 +61,13 @@ impl Vector for u64 {
         ((self << 1) & each(0xfe)) ^ (carry & each(0x1d))
     }
 
+    // SAFETY: as above.
     #[inline(always)]
     unsafe fn factor(value: u8) -> u8 {
         value
     }
 
+    // SAFETY: as above.
     #[inline(always)]
     unsafe fn times(self, factor: u8) -> Self {
         // Without branches, so that the compiler can do several vectors at once.

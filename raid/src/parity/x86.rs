@@ -37,6 +37,7 @@ impl Vector for Zmm {
 
     type Factor = __m512i;
 
+    // SAFETY: as above.
     #[inline(always)]
     unsafe fn load(from: *const u8) -> Self {
         // SAFETY: as above.
@@ -120,6 +121,7 @@ impl Vector for Ymm {
     /// The products with the low and with the high nibbles, each in both halves of a register.
     type Factor = (__m256i, __m256i);
 
+    // SAFETY: as above.
     #[inline(always)]
     unsafe fn load(from: *const u8) -> Self {
         // SAFETY: as above.

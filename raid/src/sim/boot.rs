@@ -201,6 +201,8 @@ impl Boot {
                     array.serve().await;
                 });
             }
+            let array = Rc::clone(array);
+            self.world.spawn(async move { array.resume().await });
         }
     }
 

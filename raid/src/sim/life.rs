@@ -89,8 +89,8 @@ pub(crate) struct Life {
     drives: Rc<RefCell<Drives>>,
     uuid: Uuid,
     truth: Rc<RefCell<Truth>>,
-    /// Rows that were being written at a crash, since all parity was right.
-    exposed_rows: BTreeSet<u64>,
+    /// Sectors that were being written at a crash, since all parity was right.
+    exposed: BTreeSet<usize>,
     lasting: Lasting,
     calls: u64,
 }
@@ -158,9 +158,9 @@ impl Life {
             was_forced: Rc::default(),
         };
         let uuid = Uuid::from_u128(u128::from(random.next()) << 64 | u128::from(random.next()));
-        let (truth, exposed_rows) = (Rc::default(), BTreeSet::new());
+        let (truth, exposed) = (Rc::default(), BTreeSet::new());
         let drives = Rc::new(RefCell::new(drives));
-        Self { random, plot, shape, geometry, drives, uuid, truth, exposed_rows, lasting, calls: 0 }
+        Self { random, plot, shape, geometry, drives, uuid, truth, exposed, lasting, calls: 0 }
     }
 
     /// Operations of the drives in the first boot.
@@ -584,27 +584,36 @@ impl Life {
     }
 
     /// Blocks of a missing member that were being written at a crash may be lost where there is a
-    /// log, and may be anything where there is none and the operator took that risk.
+    /// log, and may be anything where there is none and the operator took that risk. Where two are
+    /// missing, one that is not known takes the block of the other member beside it along.
     fn allow_what_the_logs_cannot_know(&mut self, plan: &AssemblyPlan, answer: &Answer) {
         let parities = self.geometry.level().parities();
         let is_out = |slot: usize| plan.slots[slot].state != MemberState::InSync;
-        if parities == 0 || !(0..plan.slots.len()).any(is_out) {
+        let out = (0..plan.slots.len()).filter(|&slot| is_out(slot)).count();
+        if parities == 0 || out == 0 {
             return;
         }
+        let place = |sector: usize| {
+            let in_row = self.geometry.in_row((sector * SECTOR_BYTES) as u64);
+            (in_row, is_out(self.geometry.data_slot(in_row.row, in_row.index)))
+        };
+        let exposed = self.exposed.iter().map(|&sector| place(sector));
+        let rows: BTreeSet<u64> = exposed.clone().map(|(in_row, _)| in_row.row).collect();
+        let lost = exposed.filter(|(_, is_out)| *is_out);
+        let beside: BTreeSet<_> = lost.map(|(at, _)| (at.row, at.within_bytes)).collect();
         let mut model = self.lasting.model.borrow_mut();
         let was_synced = self.truth.borrow().is_synced;
         for sector in 0..model.sectors() {
-            let offset = (sector * SECTOR_BYTES) as u64;
-            let in_row = self.geometry.in_row(offset);
-            let slot = self.geometry.data_slot(in_row.row, in_row.index);
-            if !is_out(slot) {
+            let (in_row, is_out) = place(sector);
+            if !is_out {
                 continue;
             }
-            let is_exposed = self.exposed_rows.contains(&in_row.row);
+            let is_exposed = self.exposed.contains(&sector)
+                || (out > 1 && beside.contains(&(in_row.row, in_row.within_bytes)));
             if is_exposed && model.is_known(sector) {
                 model.allow_failure(sector);
             }
-            if answer.force && (is_exposed || !was_synced) {
+            if answer.force && (rows.contains(&in_row.row) || !was_synced) {
                 model.allow_anything(sector);
             }
         }
@@ -667,16 +676,14 @@ impl Life {
         }
     }
 
-    /// Notes which rows are being written, now that all ends.
+    /// Notes what is being written, now that all ends.
     fn expose(&mut self, boot: &Boot) {
         let doing = boot.shared.recovery_status(Duration::ZERO).state;
         if boot.shared.is_in_sync() && doing == RecoveryState::Idle {
-            self.exposed_rows.clear();
+            self.exposed.clear();
         }
         if self.geometry.level().parities() > 0 {
-            let exposed = self.lasting.model.borrow().exposed(true);
-            let row = |sector: usize| self.geometry.row_of((sector * SECTOR_BYTES) as u64);
-            self.exposed_rows.extend(exposed.into_iter().map(row));
+            self.exposed.extend(self.lasting.model.borrow().exposed(true));
         }
     }
 

@@ -193,6 +193,10 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
     Mutation { name: "wrong-q-after-partial-write", breaks: "a partial write leaves Q right" },
     Mutation { name: "trust-unsynced-parity", breaks: "parity is used only where it was synced" },
     Mutation {
+        name: "log-without-checks",
+        breaks: "a crash with the loss of a member takes nothing that was acknowledged as safe",
+    },
+    Mutation {
         name: "rebuild-from-untrusted-parity",
         breaks: "nor is a member rebuilt from it elsewhere",
     },

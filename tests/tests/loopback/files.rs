@@ -107,7 +107,7 @@ fn mirrors(level: &str, files: &[&str]) -> Vec<Vec<PathBuf>> {
 }
 
 /// Writes something everywhere, with gaps.
-async fn fill(volume: &Volume, seed: u64) -> Vec<u8> {
+pub(crate) async fn fill(volume: &Volume, seed: u64) -> Vec<u8> {
     let total = volume.namespace().blocks as usize;
     let mut shadow = vec![0; total * BLOCK];
     let mut random = Random::new(seed);
@@ -125,7 +125,7 @@ async fn fill(volume: &Volume, seed: u64) -> Vec<u8> {
     shadow
 }
 
-async fn check(volume: &Volume, shadow: &[u8], what: &str) {
+pub(crate) async fn check(volume: &Volume, shadow: &[u8], what: &str) {
     for (part, expected) in shadow.chunks(256 * BLOCK).enumerate() {
         let blocks = (expected.len() / BLOCK) as u32;
         let found = soon(what, volume.read(part as u64 * 256, blocks)).await.unwrap();

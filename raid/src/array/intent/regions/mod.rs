@@ -23,9 +23,10 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::super::error::ArrayError;
+use super::super::reserve::Claim;
 use super::blocks::{Block, Image, Turn};
 use super::layout::{RegionsKind, RegionsLayout};
-use super::members::{Members, write_all, write_new};
+use super::members::{Members, Memory, write_all, write_new};
 use crate::buffer::SharedBuffer;
 use crate::geometry::Geometry;
 use crate::metadata::bitmap::{
@@ -334,7 +335,7 @@ impl Regions {
         index: usize,
         image: &Image,
     ) -> Result<(), ArrayError> {
-        let data = to_buffer(members, image)?;
+        let (data, claim) = to_buffer(members, image).await?;
         let within = index as u64 * BLOCK_BYTES as u64;
         let writes = (0..members.slots()).filter_map(|slot| {
             let is_writable = members.is_writable(slot);
@@ -346,7 +347,10 @@ impl Regions {
             (is_concerned && offset != NOWHERE).then(|| (slot, offset + within, data.clone()))
         });
         let most = if mutation!("bitmap-on-one-member") { 1 } else { usize::MAX };
-        write_all(members, writes.take(most)).await
+        let result = write_all(members, writes.take(most)).await;
+        drop(data);
+        drop(claim);
+        result
     }
 
     /// All bits of an image are on all members.
@@ -459,10 +463,12 @@ impl Regions {
         for (index, block) in self.blocks.iter().enumerate() {
             let Some(turn) = block.turn(None).await? else { continue };
             let (image, _) = turn.image();
-            let result = match to_buffer(members, &image) {
-                Ok(data) => {
+            let result = match to_buffer(members, &image).await {
+                Ok((data, claim)) => {
                     let within = index as u64 * BLOCK_BYTES as u64;
-                    write_new(members, slot, offset_bytes + within, data).await
+                    let result = write_new(members, slot, offset_bytes + within, data).await;
+                    drop(claim);
+                    result
                 }
                 Err(error) => Err(error),
             };
@@ -489,8 +495,13 @@ impl Regions {
     }
 }
 
-fn to_buffer(members: &impl Members, image: &Image) -> Result<SharedBuffer, ArrayError> {
-    let mut buffer = members.allocate(BLOCK_BYTES).ok_or(ArrayError::NotReady)?;
+/// An image as it is written; the claim, if there is one, is to be kept until that has ended.
+async fn to_buffer<'a>(
+    members: &'a impl Members,
+    image: &Image,
+) -> Result<(SharedBuffer, Option<Claim<'a>>), ArrayError> {
+    let Memory { mut buffers, claim } = Memory::take(members, &[BLOCK_BYTES as u32]).await?;
+    let mut buffer = buffers.pop().ok_or(ArrayError::NotReady)?;
     buffer.copy_from_slice(image);
-    Ok(buffer.freeze())
+    Ok((buffer.freeze(), claim))
 }

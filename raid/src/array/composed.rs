@@ -286,8 +286,9 @@ impl<D: Drive> Composed<D> {
                 let piece = data.slice(from..from + part.len_bytes as usize);
                 async move {
                     let leaf = self.leaf(part);
+                    let mends = leaf.shared.mends();
                     let written = leaf.write_once(part.offset_bytes, piece, fua).await;
-                    written.map_err(|error| (leaf, error))
+                    written.map_err(|error| (leaf, error, mends))
                 }
             });
             // All of them, whatever the first ones say: they must run to completion.
@@ -301,8 +302,8 @@ impl<D: Drive> Composed<D> {
                     note(written);
                 }
             }
-            let Some((leaf, error)) = failed else { return Ok(()) };
-            leaf.held(error).await?;
+            let Some((leaf, error, mends)) = failed else { return Ok(()) };
+            leaf.held(error, mends).await?;
         }
     }
 

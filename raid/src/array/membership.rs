@@ -23,7 +23,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-use super::bad_blocks::{BadBlocks, BadRange, MAX_ENTRIES};
+use super::bad_blocks::{BadBlocks, BadRange};
 use super::error::{ArrayError, WriteFailure};
 use super::shared::{Rare, Settings, Shared, WriteState};
 use super::slots::SlotSet;
@@ -98,20 +98,28 @@ pub enum MemberFault {
 }
 
 impl MemberFault {
-    /// Whether the member may lack writes that it had acknowledged. One that is gone may so, too, but
-    /// nothing of it can be read before it is back, and then a flush tells of it
+    /// Whether the member may lack writes that it had acknowledged. One that was only pulled may so,
+    /// too, but nothing of it can be read before it is back, and then a flush tells of it
     /// ([`Shared::mend`]).
     fn loses_writes(self) -> bool {
-        match self {
-            Self::Flush(error) | Self::Superblock(error) => error != DriveError::Gone,
-            _ => false,
-        }
+        matches!(self, Self::Flush(_) | Self::Superblock(_)) && !self.is_gone()
+    }
+
+    /// Whether the drive was not there any more.
+    pub fn is_gone(self) -> bool {
+        matches!(
+            self,
+            Self::Write(DriveError::Gone)
+                | Self::Flush(DriveError::Gone)
+                | Self::Unreachable(DriveError::Gone)
+                | Self::Superblock(DriveError::Gone)
+        )
     }
 
     /// Whether an array that cannot do without the member has failed with it. Otherwise it stays,
     /// for want of a better one.
     fn is_fatal(self) -> bool {
-        !matches!(self, Self::ReadErrors(_) | Self::BadBlocksFull | Self::Operator)
+        !matches!(self, Self::ReadErrors(_) | Self::Operator)
     }
 }
 
@@ -168,6 +176,17 @@ enum Hold {
     Over,
 }
 
+/// Whether something has to be done again when drives are back, because members did not do it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Parking {
+    /// No: the array has not failed.
+    NotNeeded,
+    /// Yes, and it is counted: the array does not work again before that.
+    Parked,
+    /// The drives are there and do not do it, or the array has failed for good.
+    InVain,
+}
+
 /// A core's copy of the map.
 #[derive(Debug, Default)]
 pub(super) struct MapCopy {
@@ -193,6 +212,10 @@ pub(super) struct Membership {
     needed: SlotSet,
     /// The array has failed in a way that no drive's return mends.
     is_final: bool,
+    /// What has to be done again before the array works again.
+    parked: u64,
+    /// All drives are back, and that is being done.
+    is_mending: bool,
     is_stopped: bool,
     /// When each member had its latest read errors.
     read_errors: Vec<VecDeque<Duration>>,
@@ -232,6 +255,8 @@ impl Membership {
             suspect: SlotSet::EMPTY,
             needed: SlotSet::EMPTY,
             is_final: false,
+            parked: 0,
+            is_mending: false,
             is_stopped: false,
             read_errors: vec![VecDeque::new(); count],
             failure: None,
@@ -304,6 +329,10 @@ impl Membership {
         self.active_since = self.version + 1;
     }
 
+    pub(super) fn has_parked(&self) -> bool {
+        self.parked > 0
+    }
+
     pub(super) fn want_clean(&mut self, resync_position: u64) {
         self.active = false;
         self.clean_since = self.version + 1;
@@ -335,7 +364,11 @@ impl Membership {
             members: self.members.clone(),
             rebuild_from: is_rebuilding.then_some(self.rebuild_from),
             resync_from: self.resync_from,
-            bad_blocks: self.bad_blocks.iter().map(|list| list.ranges().to_vec()).collect(),
+            bad_blocks: if mutation!("bad-blocks-in-memory-only") {
+                vec![Vec::new(); self.bad_blocks.len()]
+            } else {
+                self.bad_blocks.iter().map(|list| list.ranges().to_vec()).collect()
+            },
             devices: self.devices.clone(),
         }
     }
@@ -391,7 +424,10 @@ impl Shared {
             None => return false,
         };
         if !can_lose {
-            if fault.is_fatal() {
+            // What a drive that has gone is asked later says nothing of it any more.
+            let has_gone = membership.needed.contains(slot)
+                && membership.faults[slot].is_some_and(MemberFault::is_gone);
+            if fault.is_fatal() && !has_gone {
                 if fault.loses_writes() {
                     membership.suspect.insert(slot);
                 }
@@ -416,23 +452,18 @@ impl Shared {
 
     /// The drive of a member without which the array has failed is back in its slot, on every
     /// core, and all operations on the old handles have ended. When the last of them is back the
-    /// array works again, and commands that were held are tried again. `cache_was_lost`: the drive
-    /// has a volatile cache and may have been without power; then one flush on each core fails, to
-    /// say so.
+    /// array works again, and commands that were held are tried again; an array with parity first
+    /// repeats what the failure has cut short ([`Array::resume`](super::Array::resume)).
+    /// `cache_was_lost`: the drive has a volatile cache and may have been without power; then one
+    /// flush on each core fails, to say so.
     ///
-    /// False if that cannot be: the member has lost what it had acknowledged for sure, or the level
-    /// has parity, which may be wrong where writes were under way and is needed to stand in for
-    /// others; such an array has to be assembled again.
+    /// False, and nothing changes, if [`Self::can_mend`] says no.
     pub fn mend(&self, slot: usize, cache_was_lost: bool) -> bool {
         let mut rare = self.rare();
-        let membership = &mut rare.membership;
-        if !membership.needed.contains(slot)
-            || membership.suspect.contains(slot)
-            || membership.is_final
-            || self.geometry.parities() > 0
-        {
+        if !self.can_be_mended(&rare.membership, slot, cache_was_lost) {
             return false;
         }
+        let membership = &mut rare.membership;
         self.forget_drive(slot);
         membership.needed.remove(slot);
         membership.faults[slot] = None;
@@ -440,14 +471,10 @@ impl Shared {
             self.lost_caches.fetch_add(1, Ordering::SeqCst);
         }
         if membership.needed.is_empty() {
-            membership.failure = None;
-            let is_active = membership.active && self.recorded_version() >= membership.active_since;
-            let state = match is_active {
-                _ if membership.is_stopped => WriteState::Stopped,
-                true => WriteState::Active,
-                false => WriteState::Clean,
-            };
-            self.hot.state.store(state as u8, Ordering::SeqCst);
+            membership.is_mending = membership.parked > 0;
+            if !membership.is_mending {
+                self.works_again(membership);
+            }
         }
         self.refresh_map(membership);
         // What was wanted while it was away could not be recorded.
@@ -458,12 +485,100 @@ impl Shared {
         true
     }
 
+    /// Whether the array can go on with the drive of a member that it needs; to be asked before the
+    /// drive is put into its slot, since what is in a slot is read.
+    ///
+    /// No, if the member has lost what it had acknowledged for sure. No, if a level with parity has
+    /// been written and the drive's cache is lost: whatever was written since its last flush may
+    /// be missing from it, by blocks, and parity that has to stand in for other members fits
+    /// nothing there. That is known only to the log on the drives, which the next assembly replays.
+    pub fn can_mend(&self, slot: usize, cache_was_lost: bool) -> bool {
+        self.can_be_mended(&self.rare().membership, slot, cache_was_lost)
+    }
+
+    fn can_be_mended(&self, membership: &Membership, slot: usize, cache_was_lost: bool) -> bool {
+        // All members were flushed before this was recorded, and nothing is written after.
+        let is_clean = self.recorded_version() >= membership.clean_since
+            && !(membership.active && self.recorded_version() >= membership.active_since)
+            && membership.parked == 0
+            && membership.resync_from == super::IN_SYNC
+            && !self.intent.has_dirty();
+        let is_harmless = !cache_was_lost || self.geometry.parities() == 0 || is_clean;
+        membership.needed.contains(slot)
+            && !membership.suspect.contains(slot)
+            && !membership.is_final
+            && is_harmless
+    }
+
+    /// All that was missing is there.
+    fn works_again(&self, membership: &mut Membership) {
+        membership.failure = None;
+        membership.is_mending = false;
+        self.hot.mends.fetch_add(1, Ordering::SeqCst);
+        let is_active = membership.active && self.recorded_version() >= membership.active_since;
+        let state = match is_active {
+            _ if membership.is_stopped => WriteState::Stopped,
+            true => WriteState::Active,
+            false => WriteState::Clean,
+        };
+        self.hot.state.store(state as u8, Ordering::SeqCst);
+    }
+
+    /// How often the array has worked again after it had failed.
+    pub(super) fn mends(&self) -> u64 {
+        self.hot.mends.load(Ordering::SeqCst)
+    }
+
+    /// Something did not reach these members, which are in use. Says whether it has to be kept and
+    /// done again when they are back; it is counted then, until [`Self::unpark`].
+    pub(super) fn park(&self, behind: SlotSet) -> Parking {
+        let mut rare = self.rare();
+        let membership = &mut rare.membership;
+        let mut faults = behind.iter().map(|slot| membership.faults.get(slot).copied().flatten());
+        if membership.failure.is_none() {
+            Parking::NotNeeded
+        } else if membership.is_final
+            || membership.is_stopped
+            // Some of them may be back, while others are not.
+            || !faults.all(|fault| fault.is_none_or(MemberFault::is_gone))
+        {
+            Parking::InVain
+        } else {
+            membership.parked += 1;
+            Parking::Parked
+        }
+    }
+
+    /// So many of what was parked has been done.
+    pub(super) fn unpark(&self, jobs: u64) {
+        let mut rare = self.rare();
+        let membership = &mut rare.membership;
+        membership.parked = membership.parked.saturating_sub(jobs);
+        if membership.is_mending && membership.parked == 0 {
+            self.works_again(membership);
+            self.refresh_map(membership);
+        }
+        Self::wake_all(rare);
+    }
+
+    /// Waits until all drives are back while something is parked, and `has_some` says that some of
+    /// it is here.
+    pub(super) async fn wait_until_mending(&self, has_some: impl Fn() -> bool) {
+        self.wait_for(|rare| (rare.membership.is_mending && has_some()).then_some(())).await;
+    }
+
+    /// Has everybody look again for whom they wait.
+    pub(super) fn look_again(&self) {
+        Self::wake_all(self.rare());
+    }
+
     fn fail_locked(&self, mut rare: MutexGuard<'_, Rare>, failure: Failure) {
         self.hot.state.store(WriteState::Failed as u8, Ordering::SeqCst);
         rare.membership.failure.get_or_insert(failure);
+        rare.membership.is_mending = false;
         // A member may lack what it has acknowledged: if "clean" is not recorded yet, it must not be.
         let is_clean = self.recorded_version() >= rare.membership.clean_since;
-        rare.membership.active |= !is_clean;
+        rare.membership.active |= !is_clean && !mutation!("clean-after-failure");
         self.refresh_map(&mut rare.membership);
         Self::wake_all(rare);
     }
@@ -480,7 +595,9 @@ impl Shared {
     pub(super) fn refresh_map(&self, membership: &mut Membership) {
         let epoch = membership.map.epoch + 1;
         membership.map = membership.copy_map(epoch);
-        self.hot.epoch.store(epoch, Ordering::SeqCst);
+        if !mutation!("same-epoch") {
+            self.hot.epoch.store(epoch, Ordering::SeqCst);
+        }
     }
 
     /// Something else is wanted: numbers it and wakes the keeper.
@@ -510,7 +627,8 @@ impl Shared {
         }
         let series = self.rare().recovery.series();
         // Asked only now: whatever is written without it has its bit by now.
-        if let Some(lacks) = self.intent.missed_ranges_since(events) {
+        let lacks = self.intent.missed_ranges_since(events);
+        if let Some(lacks) = if mutation!("readd-as-it-is") { Some(Vec::new()) } else { lacks } {
             let mut rare = self.rare();
             rare.recovery.member_lacks(series, lacks);
             Self::wake_all(rare);
@@ -691,26 +809,80 @@ impl Shared {
         rare.membership.bad_blocks.get(slot).map_or_else(Vec::new, |list| list.ranges().to_vec())
     }
 
-    /// A range of a member's data area holds nothing to be believed from now on.
-    pub(super) fn add_bad_blocks(&self, slot: usize, range: Range<u64>) {
-        let mut rare = self.rare();
-        let Some(list) = rare.membership.bad_blocks.get_mut(slot) else { return };
-        if !list.add(range) {
-            return;
+    /// Ranges of members' data areas hold nothing to be believed from now on: all of them, in one
+    /// version.
+    ///
+    /// # Errors
+    /// [`ArrayError::BadBlocksFull`] if one of the lists has no room for its part; then nothing has
+    /// changed.
+    pub(super) fn add_bad_blocks(
+        &self,
+        ranges: impl IntoIterator<Item = (usize, Range<u64>)>,
+    ) -> Result<(), ArrayError> {
+        if mutation!("forget-bad-block") {
+            return Ok(());
         }
-        let is_full = list.entries() > MAX_ENTRIES;
-        self.map_changed(rare);
-        if is_full {
-            self.fail_member(slot, MemberFault::BadBlocksFull);
-        }
-    }
-
-    /// A range of a member's data area was written and holds what it should.
-    pub(super) fn clear_bad_blocks(&self, slot: usize, range: Range<u64>) {
         let mut rare = self.rare();
-        if rare.membership.bad_blocks.get_mut(slot).is_some_and(|list| list.remove(range)) {
+        let mut lists = rare.membership.bad_blocks.clone();
+        let mut grown = SlotSet::EMPTY;
+        for (slot, range) in ranges {
+            if lists.get_mut(slot).is_some_and(|list| list.add(range)) {
+                grown.insert(slot);
+            }
+        }
+        if let Some(slot) = grown.iter().find(|&slot| self.has_too_many(&lists[slot])) {
+            return Err(ArrayError::BadBlocksFull { slot });
+        }
+        if !grown.is_empty() {
+            rare.membership.bad_blocks = lists;
             self.map_changed(rare);
         }
+        Ok(())
+    }
+
+    /// The same of one that has been written wrong already, as a part of the array that begins at
+    /// `offset_bytes`. A member whose list has no room for it is out; if it is being rebuilt, its
+    /// rebuild goes back to there instead.
+    pub(super) fn must_add_bad_blocks(&self, slot: usize, range: Range<u64>, offset_bytes: u64) {
+        if self.add_bad_blocks([(slot, range.clone())]).is_ok() {
+            return;
+        }
+        let mut rare = self.rare();
+        let membership = &mut rare.membership;
+        if membership.members.get(slot) == Some(&MemberState::Rebuilding) {
+            membership.rebuild_from = membership.rebuild_from.min(offset_bytes);
+            self.hot.rebuild_position.fetch_min(offset_bytes, Ordering::AcqRel);
+            rare.recovery.rebuild_anew();
+            self.map_changed(rare);
+            return;
+        }
+        // Should the array fail with it, it is not computed from all the same.
+        if let Some(list) = membership.bad_blocks.get_mut(slot) {
+            list.add(range);
+        }
+        drop(rare);
+        self.fail_member(slot, MemberFault::BadBlocksFull);
+    }
+
+    fn has_too_many(&self, list: &BadBlocks) -> bool {
+        list.entries() > u64::from(self.bad_block_limit)
+    }
+
+    /// A range of a member's data area was written, durably, and holds what it should. False if that
+    /// cannot be noted, because what is left of an entry would be two, for which there is no room.
+    pub(super) fn clear_bad_blocks(&self, slot: usize, range: Range<u64>) -> bool {
+        let mut rare = self.rare();
+        let Some(list) = rare.membership.bad_blocks.get_mut(slot) else { return true };
+        let mut cleared = list.clone();
+        if !cleared.remove(range) {
+            return true;
+        }
+        if cleared.entries() > list.entries() && self.has_too_many(&cleared) {
+            return false;
+        }
+        *list = cleared;
+        self.map_changed(rare);
+        true
     }
 
     /// Counts a read error of a member that is otherwise good; at the limit it is failed.

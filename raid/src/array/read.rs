@@ -11,7 +11,6 @@
 
 use super::error::{ArrayError, Unread};
 use super::fan::fan_out;
-use super::shared::WriteState;
 use super::slots::SlotSet;
 use super::write::{Armed, Outcome, Work};
 use super::{Answer, Array};
@@ -42,14 +41,12 @@ impl<D: Drive> Array<D> {
         self.shared.count_read(self.endpoint.core());
         let mut buffer = buffer;
         loop {
+            let mends = self.shared.mends();
             let unread = match self.read_once(offset_bytes, buffer).await {
                 Ok(buffer) => return Ok(buffer),
                 Err(unread) => unread,
             };
-            if self.shared.write_state() != WriteState::Failed {
-                return Err(unread);
-            }
-            if let Err(error) = Box::pin(self.shared.held(unread.error)).await {
+            if let Err(error) = Box::pin(self.held(unread.error, mends)).await {
                 return Err(Unread { error, ..unread });
             }
             // The array was mended.
@@ -415,7 +412,10 @@ impl<D: Drive> Array<D> {
         let mut outcome = Outcome::default();
         // Where copies need not agree, what is answered now must be what is answered after a power
         // cut, too, should the member that it was read from fail.
-        let writes = targets().map(|place| self.write_member(place, data.clone(), !agrees));
+        let writes = targets().map(|place| {
+            let fua = !agrees && !mutation!("mend-without-fua");
+            self.write_member(place, data.clone(), fua)
+        });
         fan_out(targets().count(), writes, |result| outcome.add(result)).await;
         armed.disarm();
         drop(permit);

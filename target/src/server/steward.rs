@@ -208,7 +208,7 @@ impl Steward {
     /// Whether the drive of a slot was not there any more when its member failed.
     fn had_gone(&self, slot: usize) -> bool {
         let was_pulled = self.pulled.get(slot).is_some_and(|pulled| *pulled);
-        was_pulled || self.array.shared.member_fault(slot).is_some_and(was_gone)
+        was_pulled || self.array.shared.member_fault(slot).is_some_and(MemberFault::is_gone)
     }
 
     /// Slots whose drive may come back by itself.
@@ -365,17 +365,6 @@ fn is_unplugged(sys: &Path, kind: Kind) -> bool {
     }
 }
 
-/// Whether a member failed because its drive was not there any more.
-fn was_gone(fault: MemberFault) -> bool {
-    matches!(
-        fault,
-        MemberFault::Write(DriveError::Gone)
-            | MemberFault::Flush(DriveError::Gone)
-            | MemberFault::Unreachable(DriveError::Gone)
-            | MemberFault::Superblock(DriveError::Gone)
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -396,7 +385,7 @@ mod tests {
             (MemberState::InSync, None, false),
             (MemberState::Rebuilding, None, false),
         ] {
-            let had_gone = fault.is_some_and(was_gone);
+            let had_gone = fault.is_some_and(MemberFault::is_gone);
             let found = may_return(state, fault.is_some(), had_gone);
             assert_eq!(found, expected, "{state:?} {fault:?}");
         }

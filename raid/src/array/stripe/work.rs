@@ -10,6 +10,7 @@
 
 use std::ops::Range;
 
+use super::parked::ParkedJob;
 use super::plan::{
     Cut, Edges, MAX_BATCH_BYTES, MAX_DATA_CHUNKS, MAX_SLICE_BYTES, Members, Part, Plan, Roles,
     Slice, Unrecoverable, Way,
@@ -160,6 +161,8 @@ pub(super) struct Workspace {
     /// Buffers of reads that are about to begin.
     pub(super) buffers: Vec<Option<Buffer>>,
     pub(super) writes: Vec<(Place, SharedBuffer)>,
+    /// Jobs whose writes wait for a drive to come back.
+    pub(super) parked: Vec<ParkedJob>,
 }
 
 impl Workspace {
@@ -169,6 +172,7 @@ impl Workspace {
         self.pieces.clear();
         self.segments.clear();
         self.tasks.clear();
+        self.parked.clear();
     }
 
     /// Gives the batch's buffers back.

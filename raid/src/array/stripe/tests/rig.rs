@@ -298,8 +298,29 @@ impl Rig {
                     array.serve().await;
                 });
             }
+            let array = Rc::clone(array);
+            world.spawn(async move { array.resume().await });
         }
         Self { world, arrays, drives, shared, faults, pool, plan: plan.clone() }
+    }
+
+    /// Members without which the array has failed, as their drives are gone.
+    pub(super) fn needed(&self) -> Vec<usize> {
+        let is_gone = |slot: &usize| {
+            self.shared.member_fault(*slot).is_some_and(crate::array::MemberFault::is_gone)
+        };
+        self.in_use().into_iter().filter(is_gone).collect()
+    }
+
+    /// The drive of a slot is back, and each core has it.
+    pub(super) fn put_back(&self, slot: usize) {
+        self.faults.gone.borrow_mut().remove(&slot);
+        for array in &self.arrays {
+            let (world, faults) = (Rc::clone(&self.world), Rc::clone(&self.faults));
+            let memory = self.drives[slot].clone();
+            let drive = TestDrive { memory, world, faults, slot };
+            array.set_drive(slot, drive, DATA_OFFSET).unwrap();
+        }
     }
 
     /// Has the cores hold writes of streams.

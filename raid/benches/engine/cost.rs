@@ -6,6 +6,7 @@ use raidfabric_raid::geometry::Level;
 use raidfabric_raid::memory::MemoryDrive;
 use tokio::runtime::Builder;
 
+use super::figures::name;
 use super::load::cpu_seconds;
 use super::rig::{Bare, Core, Policy, Spec, Volume, array_alone};
 
@@ -41,8 +42,8 @@ impl Subject {
         let drives = (0..members).map(|_| MemoryDrive::new(MEMBER_BYTES)).collect();
         let core = Core::new(array_alone(&spec, drives), 0, 1, Default::default());
         let name = match level {
-            Level::Raid0 => format!("{level}, {members} members"),
-            _ => format!("{level}, {members} members, {}", policy.name()),
+            Level::Raid0 => name(level, members),
+            _ => format!("{}, {}", name(level, members), policy.name()),
         };
         Self::new(name, Kind::Array(core))
     }

@@ -1,6 +1,7 @@
 //! Which figures there are: what is measured for each, what it is a share of, and its bar.
 
 use raidfabric_raid::geometry::Level;
+use raidfabric_raid::metadata;
 
 use super::load::{Access, Order};
 use super::rig::{Policy, Spec};
@@ -57,6 +58,11 @@ struct Alone {
     write: usize,
     sequential_read: usize,
     sequential_write: usize,
+}
+
+/// What people call it.
+pub fn name(level: Level, members: usize) -> String {
+    format!("{}, {members} members", metadata::Level::from(level))
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
@@ -189,7 +195,7 @@ impl Figures {
     fn parity(&mut self, alone: &Alone, level: Level, members: usize) {
         let cores = self.cores;
         let bar = |value| (level == Level::Raid5).then_some(Bar::AtLeast(value));
-        let name = |what: &str| format!("{level}, {members} members: {what}");
+        let name = |what: &str| format!("{}: {what}", name(level, members));
         let of_all = members as f64;
         let bitmap = spec(level, members, Policy::Bitmap, cores);
         let parities = bitmap.geometry().parities() as f64;
@@ -252,7 +258,7 @@ impl Figures {
 
     fn mirrors(&mut self, alone: &Alone, level: Level, members: usize) {
         let shape = spec(level, members, Policy::Bitmap, self.cores);
-        let name = |what: &str| format!("{level}, {members} members: {what}");
+        let name = |what: &str| format!("{}: {what}", name(level, members));
         let of_all = members as f64;
         let reads = random(Access::Read, members);
         let entry = self.add(name("4 KiB random reads, of the sum"), reads, shape);
@@ -271,15 +277,22 @@ impl Figures {
         self.discards(level, members, &[Policy::Bitmap]);
     }
 
+    /// Zeroing and deallocating beside a moderate load, and beside a light one, which waits for little
+    /// when it is alone.
     fn discards(&mut self, level: Level, members: usize, policies: &[Policy]) {
         for &policy in policies {
-            for (deallocate, what) in [(false, "write zeroes"), (true, "deallocate")] {
+            for (deallocate, what, depth) in [
+                (false, "write zeroes", 2 * members),
+                (false, "write zeroes", 2),
+                (true, "deallocate", 2 * members),
+            ] {
                 let shape = spec(level, members, policy, self.cores);
                 let name = format!(
-                    "{level}, {members} members: p99 of others during {what} of all, {}",
+                    "{}: p99 of {depth} others during {what} of all, {}",
+                    name(level, members),
                     policy.name()
                 );
-                let entry = self.add(name, Experiment::Discard { deallocate }, shape);
+                let entry = self.add(name, Experiment::Discard { deallocate, depth }, shape);
                 self.figure(entry, None, Some(Bar::AtMost(2.0)), None);
             }
         }

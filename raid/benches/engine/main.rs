@@ -73,6 +73,10 @@ fn options() -> Result<Options, String> {
             "--check" => options.check = true,
             // Cargo says this to every benchmark.
             "--bench" => {}
+            "--help" | "-h" => {
+                println!("{USAGE}");
+                std::process::exit(0);
+            }
             _ => return Err(format!("{argument} is not known")),
         }
     }

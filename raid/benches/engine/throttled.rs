@@ -68,7 +68,7 @@ pub enum Experiment {
     /// Bytes per second with which a member is filled.
     Rebuild,
     /// How much higher the 99th percentile of others is while the volume is zeroed or deallocated.
-    Discard { deallocate: bool },
+    Discard { deallocate: bool, depth: usize },
 }
 
 /// A load with the usual depth for so many members.
@@ -104,7 +104,7 @@ impl Experiment {
             Self::Operations(load) => operations(spec, load, times),
             Self::WholeRows(load) => rows_written_whole(spec, load, times),
             Self::Rebuild => rebuild(spec),
-            Self::Discard { deallocate } => discard(spec, deallocate, times),
+            Self::Discard { deallocate, depth } => discard(spec, deallocate, depth, times),
         }
     }
 }
@@ -177,10 +177,9 @@ fn intent_places(spec: &Spec) -> IntentPlaces {
     IntentPlaces { regions_offset_bytes: regions, log }
 }
 
-/// A moderate mixed load, first alone, then while one host zeroes or deallocates all of the volume
-/// again and again.
-fn discard(spec: &Spec, deallocate: bool, times: Times) -> Measured {
-    let depth = 2 * spec.members;
+/// A mixed load, first alone, then while one host zeroes or deallocates all of the volume again and
+/// again.
+fn discard(spec: &Spec, deallocate: bool, depth: usize, times: Times) -> Measured {
     let what = Load { access: Access::Mixed, order: Order::Random, block_bytes: 4096, depth };
     // Percentiles need many.
     let length = 2 * times.length;
@@ -199,6 +198,8 @@ fn discard(spec: &Spec, deallocate: bool, times: Times) -> Measured {
         };
         (first, second, rounds)
     });
+    let rounds: u64 = samples.iter().map(|(.., rounds)| rounds).sum();
+    assert!(rounds > 0, "nothing was discarded beside the load");
     let mut first = Sample::sum(samples.iter().map(|(first, ..)| first.clone()).collect());
     let mut second = Sample::sum(samples.iter().map(|(_, second, _)| second.clone()).collect());
     let (before, during) = (first.p99().as_secs_f64(), second.p99().as_secs_f64());

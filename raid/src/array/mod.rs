@@ -53,6 +53,7 @@ mod stripe;
 #[cfg(test)]
 mod tests;
 mod timer;
+mod turns;
 mod view;
 mod write;
 
@@ -101,6 +102,10 @@ pub type Endpoint = mesh::Endpoint<Call, Answer>;
 /// Writes under way on a core before the table of locks grows.
 const LOCKS: usize = 1024;
 
+/// Pieces that one core has zeroed at once, by whichever owners. Few, so that what others ask of the
+/// members meanwhile does not wait behind many of them.
+const ZEROINGS: usize = 2;
+
 /// Size of the buffer of zeros for members that cannot zero.
 const ZEROS_BYTES: usize = 64 << 10;
 
@@ -119,6 +124,7 @@ pub struct Array<D> {
     /// Parity levels have one.
     stripe: Option<Box<stripe::Stripe>>,
     locks: RangeLocks,
+    zeroings: turns::Turns,
     likeness: recovery::Likeness,
     intent_reserve: reserve::Reserve,
     zeros: SharedBuffer,
@@ -192,6 +198,7 @@ impl<D: Drive> Array<D> {
             timer: Rc::new(timer::Standstill),
             stripe,
             locks: RangeLocks::new(LOCKS),
+            zeroings: turns::Turns::new(ZEROINGS),
             likeness: recovery::Likeness::new(),
             intent_reserve,
             zeros: zeros.freeze(),

@@ -412,7 +412,10 @@ impl<D: Drive> Array<D> {
         let mut outcome = Outcome::default();
         // Where copies need not agree, what is answered now must be what is answered after a power
         // cut, too, should the member that it was read from fail.
-        let writes = targets().map(|place| self.write_member(place, data.clone(), !agrees));
+        let writes = targets().map(|place| {
+            let fua = !agrees && !mutation!("mend-without-fua");
+            self.write_member(place, data.clone(), fua)
+        });
         fan_out(targets().count(), writes, |result| outcome.add(result)).await;
         armed.disarm();
         drop(permit);

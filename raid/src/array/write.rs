@@ -239,9 +239,10 @@ impl<D: Drive> Array<D> {
             return Err(ArrayError::WriteFailed(WriteFailure::CacheLost));
         }
         let writable = self.writable();
-        let flushes = writable.iter().map(|slot| self.flush_member(slot));
+        let count = if mutation!("flush-one-member") { 1 } else { writable.len() };
+        let flushes = writable.iter().take(count).map(|slot| self.flush_member(slot));
         let mut failed = None;
-        fan_out(writable.len(), flushes, |result| failed = failed.or(result.err())).await;
+        fan_out(count, flushes, |result| failed = failed.or(result.err())).await;
         self.settled(failed).await
     }
 
@@ -300,9 +301,17 @@ impl<D: Drive> Array<D> {
             at += len;
             piece
         });
-        let mut answers = stream::iter(pieces)
-            .map(|(shard, work)| self.on_owner(shard, work))
-            .buffer_unordered(PIECES_AT_ONCE);
+        let answer = |(shard, work): (u64, Work)| async move {
+            // Whoever waits here occupies none of the owner's servers.
+            let turn = match work {
+                Work::Zero { .. } => Some(self.zeroings.take().await),
+                _ => None,
+            };
+            let answer = self.on_owner(shard, work).await;
+            drop(turn);
+            answer
+        };
+        let mut answers = stream::iter(pieces).map(answer).buffer_unordered(PIECES_AT_ONCE);
         // All of them, whatever the first ones say: they must run to completion.
         let mut result = Ok(());
         while let Some(answer) = answers.next().await {
@@ -447,7 +456,9 @@ impl<D: Drive> Array<D> {
         let (mut at, end) = (offset_bytes, offset_bytes + len_bytes);
         while at < end {
             let len = PLAIN_ZERO_BYTES.min(end - at);
+            let turn = self.zeroings.take().await;
             self.zero_piece(at, len, kind).await?;
+            drop(turn);
             at += len;
         }
         Ok(())

@@ -195,7 +195,7 @@ impl Scene {
             ArrayError::WriteFailed(_) => {
                 self.ground.may_fail_writes() || self.ground.may_be_unreadable(at)
             }
-            ArrayError::OutOfRange => false,
+            ArrayError::OutOfRange | ArrayError::BadBlocksFull { .. } => false,
         };
         let ground = &self.ground;
         assert!(is_allowed, "{what} of {at:?} fails without a cause: {error:?}; {ground:?}");

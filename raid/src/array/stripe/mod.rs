@@ -53,8 +53,8 @@ const RESERVE_BYTES: usize = 16 << 20;
 /// Workspaces that are kept when nobody needs them.
 const WORKSPACES: usize = 64;
 
-/// How long a write waits at most for others to complete its row.
-const MAX_HOLD: Duration = Duration::from_micros(500);
+/// How often it is looked whether holds are over.
+const HOLD_TICK: Duration = Duration::from_micros(500);
 
 /// A place in the queue of a row.
 type Ticket<'a> = TicketGuard<'a, Piece, Done>;
@@ -120,7 +120,7 @@ impl Stripe {
                 row_bytes,
             },
             rows: Rows::new(row_bytes, TICKETS, abandoned),
-            streams: RefCell::new(Streams::new()),
+            streams: RefCell::new(Streams::new(row_bytes)),
             gathers: Cell::new(false),
             reserve: Reserve::new(RESERVE_BYTES, MAX_CHUNK_BYTES as usize)?,
             parked: Parked::default(),
@@ -140,11 +140,17 @@ impl Stripe {
         }
     }
 
-    /// A write has come, at an offset within what this core owns; also says whether it may be held.
-    fn handle_write(&self, owned_offset_bytes: u64, len_bytes: u64) -> (StreamId, bool) {
-        let (stream, may_hold) =
-            self.streams.borrow_mut().handle_write(owned_offset_bytes, len_bytes);
-        (stream, may_hold && self.gathers.get())
+    /// A write has come, at an offset within what this core owns; also says until when it may be
+    /// held.
+    fn handle_write(
+        &self,
+        owned_offset_bytes: u64,
+        len_bytes: u64,
+        now: impl FnOnce() -> Duration,
+    ) -> (StreamId, Option<Duration>) {
+        let (stream, hold) =
+            self.streams.borrow_mut().handle_write(owned_offset_bytes, len_bytes, now);
+        (stream, hold.filter(|_| self.gathers.get()))
     }
 
     /// The parts of a range in its rows, in order.
@@ -193,7 +199,7 @@ impl<D: Drive> Array<D> {
         let queue = &self.stripe().rows;
         // Every ticket is taken before the first one is waited for.
         let tickets: Vec<_> =
-            rows.map(|row| queue.enter(row, Kind::Exclusive, 0, None, false)).collect();
+            rows.map(|row| queue.enter(row, Kind::Exclusive, 0, None, None)).collect();
         for ticket in &tickets {
             poll_fn(|cx| ticket.poll_turn(cx)).await;
         }
@@ -208,9 +214,8 @@ impl<D: Drive> Array<D> {
         let _guard = Gathering::begin(stripe);
         loop {
             poll_fn(|cx| stripe.rows.poll_holds(cx)).await;
-            let newest = stripe.rows.newest_hold();
-            self.timer.sleep(MAX_HOLD).await;
-            stripe.rows.end_holds(newest);
+            self.timer.sleep(HOLD_TICK).await;
+            stripe.rows.end_holds(self.timer.now());
         }
     }
 
@@ -250,6 +255,6 @@ impl<'a> Gathering<'a> {
 impl Drop for Gathering<'_> {
     fn drop(&mut self) {
         self.0.gathers.set(false);
-        self.0.rows.end_holds(self.0.rows.newest_hold());
+        self.0.rows.end_holds(Duration::MAX);
     }
 }

@@ -108,7 +108,8 @@ impl<D: Drive> Array<D> {
         let permit = self.shared.begin_write(self.endpoint.core()).await?;
         let end_bytes = offset_bytes + data.len() as u64;
         let owned_bytes = self.offset_in_owned(offset_bytes);
-        let (stream, may_hold) = stripe.handle_write(owned_bytes, data.len() as u64);
+        let (stream, hold) =
+            stripe.handle_write(owned_bytes, data.len() as u64, || self.timer.now());
         let mut result = Ok(());
         let pieces = stripe.row_parts(offset_bytes, data.len() as u64);
         // Every ticket is taken before the first one is waited for.
@@ -117,7 +118,7 @@ impl<D: Drive> Array<D> {
             let source = Source::Data(data.slice(from..from + part.len as usize));
             let piece = Piece { start: part.start, len: part.len, source, fua };
             let bytes = u64::from(part.len);
-            let ticket = stripe.rows.enter(part.row, Kind::Write, bytes, Some(piece), may_hold);
+            let ticket = stripe.rows.enter(part.row, Kind::Write, bytes, Some(piece), hold);
             self.run_write(part.row, ticket)
         });
         let count = stripe.row_count(offset_bytes, end_bytes);
@@ -466,7 +467,7 @@ impl<D: Drive> Array<D> {
     /// it is enough to have the row synced again; otherwise they are recorded as bad, so that
     /// nothing is computed from them. Answers whether the row has to be synced.
     pub(super) fn distrust(&self, row: u64, slice: &Slice, parities: Roles) -> bool {
-        if parities.is_empty() {
+        if parities.is_empty() || mutation!("trust-parity-after-failed-write") {
             return false;
         }
         let geometry = self.shared.geometry();
@@ -478,7 +479,8 @@ impl<D: Drive> Array<D> {
         for role in parities.iter() {
             let place = self.place(row, role, slice.start);
             let end_bytes = place.offset_bytes + u64::from(slice.len);
-            self.shared.add_bad_blocks(place.slot, place.offset_bytes..end_bytes);
+            let range = place.offset_bytes..end_bytes;
+            self.shared.must_add_bad_blocks(place.slot, range, geometry.row_range(row).start);
         }
         false
     }

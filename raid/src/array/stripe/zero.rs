@@ -2,7 +2,9 @@
 //! since the parity of zeros is zeros; the rest as a write of zeros.
 //!
 //! Whole rows are right afterwards whatever they were before. Their members are zeroed with one
-//! operation each, as rows follow each other on them.
+//! operation each, as rows follow each other on them; but row by row where there is a log, since a
+//! record is for one row, and nobody may wait for the log's space while he holds some of it. Then
+//! each row is held only while it is zeroed.
 
 use std::future::poll_fn;
 use std::ops::Range;
@@ -39,6 +41,9 @@ impl<D: Drive> Array<D> {
         len_bytes: u64,
         kind: Zeroing,
     ) -> Done {
+        if self.shared.intent.has_log() {
+            return self.zero_row_by_row(offset_bytes, len_bytes, kind).await;
+        }
         let stripe = self.stripe();
         let permit = self.shared.begin_write(self.endpoint.core()).await?;
         // Every ticket is taken before the first one is waited for.
@@ -47,12 +52,12 @@ impl<D: Drive> Array<D> {
         for part in stripe.row_parts(offset_bytes, len_bytes) {
             let bytes = u64::from(part.len);
             if bytes == stripe.shape.row_bytes {
-                let ticket = stripe.rows.enter(part.row, Kind::Exclusive, 0, None, false);
+                let ticket = stripe.rows.enter(part.row, Kind::Exclusive, 0, None, None);
                 whole.push((part.row, ticket));
             } else if kind != Zeroing::Deallocate {
                 let (start, len) = (part.start, part.len);
                 let piece = Piece { start, len, source: Source::Zeros, fua: false };
-                let ticket = stripe.rows.enter(part.row, Kind::Write, bytes, Some(piece), false);
+                let ticket = stripe.rows.enter(part.row, Kind::Write, bytes, Some(piece), None);
                 rest.push((part.row, ticket));
             }
         }
@@ -71,6 +76,27 @@ impl<D: Drive> Array<D> {
         result
     }
 
+    async fn zero_row_by_row(&self, offset_bytes: u64, len_bytes: u64, kind: Zeroing) -> Done {
+        let stripe = self.stripe();
+        let permit = self.shared.begin_write(self.endpoint.core()).await?;
+        let mut result = Ok(());
+        for part in stripe.row_parts(offset_bytes, len_bytes) {
+            let bytes = u64::from(part.len);
+            if bytes == stripe.shape.row_bytes {
+                let ticket = stripe.rows.enter(part.row, Kind::Exclusive, 0, None, None);
+                poll_fn(|cx| ticket.poll_turn(cx)).await;
+                result = result.and(self.zero_rows(part.row..part.row + 1, kind).await);
+            } else if kind != Zeroing::Deallocate {
+                let (start, len) = (part.start, part.len);
+                let piece = Piece { start, len, source: Source::Zeros, fua: false };
+                let ticket = stripe.rows.enter(part.row, Kind::Write, bytes, Some(piece), None);
+                result = result.and(self.run_write(part.row, ticket).await.0);
+            }
+        }
+        drop(permit);
+        result
+    }
+
     /// Zeroes whole rows, which are held.
     async fn zero_rows(&self, rows: Range<u64>, kind: Zeroing) -> Done {
         let geometry = self.shared.geometry();
@@ -84,7 +110,6 @@ impl<D: Drive> Array<D> {
         let mut zeroed = Zeroed::default();
         let mut result = Ok(());
         if self.shared.intent.has_log() {
-            // One after the other: space of the log may have to be given back in between.
             for row in rows.clone() {
                 result = result.and(self.zero_logged(row, kind, &mut zeroed).await);
             }

@@ -112,6 +112,7 @@ impl Boot {
             faults: Rc::clone(&lasting.faults),
             places: RefCell::new(start.places),
             read_error_limit: u64::from(start.read_error_limit),
+            bad_block_limit: start.bad_block_limit,
             ever_out: RefCell::new(out.clone()),
             out: RefCell::new(out),
             stale: Rc::clone(&lasting.stale),

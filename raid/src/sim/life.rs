@@ -456,6 +456,10 @@ impl Life {
     ) {
         let starts_without = !self.are_all_here(present);
         self.truth.borrow_mut().started_without |= starts_without;
+        if starts_without && answer.run {
+            // From here on there may be two histories.
+            self.truth.borrow_mut().took_risk = true;
+        }
         let stale = self.lasting.stale.borrow().clone();
         let used: Vec<usize> = plan
             .slots

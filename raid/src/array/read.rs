@@ -14,7 +14,7 @@ use super::fan::fan_out;
 use super::slots::SlotSet;
 use super::write::{Armed, Outcome, Work};
 use super::{Answer, Array};
-use crate::buffer::{Buffer, Pool};
+use crate::buffer::{Buffer, Pool, SharedBuffer};
 use crate::drive::{Drive, DriveError, ReadFailure};
 use crate::geometry::{Extent, Place};
 use crate::mutation::mutation;
@@ -432,18 +432,22 @@ impl<D: Drive> Array<D> {
             // One of the copies says something else still.
             settled = settled.and(Err(ArrayError::NoSpace { slot }));
         }
-        let buffer = match data.try_into_mut() {
-            Ok(buffer) => buffer,
-            // A drive that has not answered in time still has it.
-            Err(data) => {
-                let mut copy = self.replacement(data.len())?;
-                copy.copy_from_slice(&data);
-                copy
-            }
-        };
+        let buffer = self.taken_back(data)?;
         match settled {
             Err(error) => Err(Unread::new(error, buffer)),
             Ok(()) => Ok(buffer),
+        }
+    }
+
+    /// A buffer again, of what was written. A drive that has not answered in time still has it.
+    fn taken_back(&self, data: SharedBuffer) -> Result<Buffer, Unread> {
+        match data.try_into_mut() {
+            Ok(buffer) => Ok(buffer),
+            Err(data) => {
+                let mut copy = self.replacement(data.len())?;
+                copy.copy_from_slice(&data);
+                Ok(copy)
+            }
         }
     }
 }

@@ -372,15 +372,9 @@ impl<D: Drive> Array<D> {
         agrees: bool,
     ) -> Result<Buffer, Unread> {
         let end_bytes = offset_bytes + extent.len_bytes;
-        let writable = self.writable();
-        for slot in wrong.iter().filter(|&slot| writable.contains(slot)) {
-            self.shared.count_read_error(slot, self.timer.now());
-        }
+        self.count_wrong(wrong);
         if agrees && wrong.is_empty() {
             return Ok(buffer);
-        }
-        if !wrong.is_empty() {
-            self.shared.count_read_from_other_copy();
         }
         let core = self.endpoint.core();
         let permit = if agrees {
@@ -436,6 +430,17 @@ impl<D: Drive> Array<D> {
         match settled {
             Err(error) => Err(Unread::new(error, buffer)),
             Ok(()) => Ok(buffer),
+        }
+    }
+
+    /// Counts copies that could not be read, while another one could.
+    fn count_wrong(&self, wrong: SlotSet) {
+        let writable = self.writable();
+        for slot in wrong.iter().filter(|&slot| writable.contains(slot)) {
+            self.shared.count_read_error(slot, self.timer.now());
+        }
+        if !wrong.is_empty() {
+            self.shared.count_read_from_other_copy();
         }
     }
 

@@ -23,7 +23,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-use super::bad_blocks::{BadBlocks, BadRange, MAX_ENTRIES};
+use super::bad_blocks::{BadBlocks, BadRange};
 use super::error::{ArrayError, WriteFailure};
 use super::shared::{Rare, Settings, Shared, WriteState};
 use super::slots::SlotSet;
@@ -119,7 +119,7 @@ impl MemberFault {
     /// Whether an array that cannot do without the member has failed with it. Otherwise it stays,
     /// for want of a better one.
     fn is_fatal(self) -> bool {
-        !matches!(self, Self::ReadErrors(_) | Self::BadBlocksFull | Self::Operator)
+        !matches!(self, Self::ReadErrors(_) | Self::Operator)
     }
 }
 
@@ -364,7 +364,11 @@ impl Membership {
             members: self.members.clone(),
             rebuild_from: is_rebuilding.then_some(self.rebuild_from),
             resync_from: self.resync_from,
-            bad_blocks: self.bad_blocks.iter().map(|list| list.ranges().to_vec()).collect(),
+            bad_blocks: if mutation!("bad-blocks-in-memory-only") {
+                vec![Vec::new(); self.bad_blocks.len()]
+            } else {
+                self.bad_blocks.iter().map(|list| list.ranges().to_vec()).collect()
+            },
             devices: self.devices.clone(),
         }
     }
@@ -570,7 +574,7 @@ impl Shared {
         rare.membership.is_mending = false;
         // A member may lack what it has acknowledged: if "clean" is not recorded yet, it must not be.
         let is_clean = self.recorded_version() >= rare.membership.clean_since;
-        rare.membership.active |= !is_clean;
+        rare.membership.active |= !is_clean && !mutation!("clean-after-failure");
         self.refresh_map(&mut rare.membership);
         Self::wake_all(rare);
     }
@@ -587,7 +591,9 @@ impl Shared {
     pub(super) fn refresh_map(&self, membership: &mut Membership) {
         let epoch = membership.map.epoch + 1;
         membership.map = membership.copy_map(epoch);
-        self.hot.epoch.store(epoch, Ordering::SeqCst);
+        if !mutation!("same-epoch") {
+            self.hot.epoch.store(epoch, Ordering::SeqCst);
+        }
     }
 
     /// Something else is wanted: numbers it and wakes the keeper.
@@ -617,7 +623,8 @@ impl Shared {
         }
         let series = self.rare().recovery.series();
         // Asked only now: whatever is written without it has its bit by now.
-        if let Some(lacks) = self.intent.missed_ranges_since(events) {
+        let lacks = self.intent.missed_ranges_since(events);
+        if let Some(lacks) = if mutation!("readd-as-it-is") { Some(Vec::new()) } else { lacks } {
             let mut rare = self.rare();
             rare.recovery.member_lacks(series, lacks);
             Self::wake_all(rare);
@@ -798,26 +805,80 @@ impl Shared {
         rare.membership.bad_blocks.get(slot).map_or_else(Vec::new, |list| list.ranges().to_vec())
     }
 
-    /// A range of a member's data area holds nothing to be believed from now on.
-    pub(super) fn add_bad_blocks(&self, slot: usize, range: Range<u64>) {
-        let mut rare = self.rare();
-        let Some(list) = rare.membership.bad_blocks.get_mut(slot) else { return };
-        if !list.add(range) {
-            return;
+    /// Ranges of members' data areas hold nothing to be believed from now on: all of them, in one
+    /// version.
+    ///
+    /// # Errors
+    /// [`ArrayError::BadBlocksFull`] if one of the lists has no room for its part; then nothing has
+    /// changed.
+    pub(super) fn add_bad_blocks(
+        &self,
+        ranges: impl IntoIterator<Item = (usize, Range<u64>)>,
+    ) -> Result<(), ArrayError> {
+        if mutation!("forget-bad-block") {
+            return Ok(());
         }
-        let is_full = list.entries() > MAX_ENTRIES;
-        self.map_changed(rare);
-        if is_full {
-            self.fail_member(slot, MemberFault::BadBlocksFull);
-        }
-    }
-
-    /// A range of a member's data area was written and holds what it should.
-    pub(super) fn clear_bad_blocks(&self, slot: usize, range: Range<u64>) {
         let mut rare = self.rare();
-        if rare.membership.bad_blocks.get_mut(slot).is_some_and(|list| list.remove(range)) {
+        let mut lists = rare.membership.bad_blocks.clone();
+        let mut grown = SlotSet::EMPTY;
+        for (slot, range) in ranges {
+            if lists.get_mut(slot).is_some_and(|list| list.add(range)) {
+                grown.insert(slot);
+            }
+        }
+        if let Some(slot) = grown.iter().find(|&slot| self.has_too_many(&lists[slot])) {
+            return Err(ArrayError::BadBlocksFull { slot });
+        }
+        if !grown.is_empty() {
+            rare.membership.bad_blocks = lists;
             self.map_changed(rare);
         }
+        Ok(())
+    }
+
+    /// The same of one that has been written wrong already, as a part of the array that begins at
+    /// `offset_bytes`. A member whose list has no room for it is out; if it is being rebuilt, its
+    /// rebuild goes back to there instead.
+    pub(super) fn must_add_bad_blocks(&self, slot: usize, range: Range<u64>, offset_bytes: u64) {
+        if self.add_bad_blocks([(slot, range.clone())]).is_ok() {
+            return;
+        }
+        let mut rare = self.rare();
+        let membership = &mut rare.membership;
+        if membership.members.get(slot) == Some(&MemberState::Rebuilding) {
+            membership.rebuild_from = membership.rebuild_from.min(offset_bytes);
+            self.hot.rebuild_position.fetch_min(offset_bytes, Ordering::AcqRel);
+            rare.recovery.rebuild_anew();
+            self.map_changed(rare);
+            return;
+        }
+        // Should the array fail with it, it is not computed from all the same.
+        if let Some(list) = membership.bad_blocks.get_mut(slot) {
+            list.add(range);
+        }
+        drop(rare);
+        self.fail_member(slot, MemberFault::BadBlocksFull);
+    }
+
+    fn has_too_many(&self, list: &BadBlocks) -> bool {
+        list.entries() > u64::from(self.bad_block_limit)
+    }
+
+    /// A range of a member's data area was written, durably, and holds what it should. False if that
+    /// cannot be noted, because what is left of an entry would be two, for which there is no room.
+    pub(super) fn clear_bad_blocks(&self, slot: usize, range: Range<u64>) -> bool {
+        let mut rare = self.rare();
+        let Some(list) = rare.membership.bad_blocks.get_mut(slot) else { return true };
+        let mut cleared = list.clone();
+        if !cleared.remove(range) {
+            return true;
+        }
+        if cleared.entries() > list.entries() && self.has_too_many(&cleared) {
+            return false;
+        }
+        *list = cleared;
+        self.map_changed(rare);
+        true
     }
 
     /// Counts a read error of a member that is otherwise good; at the limit it is failed.

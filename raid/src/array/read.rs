@@ -402,22 +402,36 @@ impl<D: Drive> Array<D> {
         let armed = Armed::new(&self.shared, offset_bytes);
         let data = buffer.freeze();
         let writable = self.writable();
+        // What was read may itself have been written by a resync, and not be durable yet.
+        let is_sure = !self.member(source.slot).is_some_and(|member| member.needs_fua(true));
         let targets = || {
             let copies = (0..extent.copies).map(|copy| extent.place(copy));
             copies.filter(|place| {
-                let is_meant = if agrees { wrong.contains(place.slot) } else { *place != source };
+                let is_meant = match agrees {
+                    true => wrong.contains(place.slot),
+                    false => *place != source || !is_sure,
+                };
                 is_meant && writable.contains(place.slot)
             })
         };
         let mut outcome = Outcome::default();
         // Where copies need not agree, what is answered now must be what is answered after a power
-        // cut, too, should the member that it was read from fail.
-        let writes = targets().map(|place| self.write_member(place, data.clone(), !agrees));
+        // cut, too, should any member fail.
+        let writes = targets().map(|place| {
+            let fua = !agrees && !mutation!("mend-without-fua");
+            self.write_member(place, data.clone(), fua)
+        });
         fan_out(targets().count(), writes, |result| outcome.add(result)).await;
         armed.disarm();
         drop(permit);
         // Where copies agreed, whoever lacks the block now has nothing else to answer with.
-        let settled = if agrees { Ok(()) } else { self.shared.settled().await };
+        let mut settled = if agrees { Ok(()) } else { self.shared.settled().await };
+        if let Some(slot) = outcome.no_space()
+            && !agrees
+        {
+            // One of the copies says something else still.
+            settled = settled.and(Err(ArrayError::NoSpace { slot }));
+        }
         let buffer = match data.try_into_mut() {
             Ok(buffer) => buffer,
             // A drive that has not answered in time still has it.

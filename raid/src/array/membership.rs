@@ -182,7 +182,7 @@ pub(super) enum Parking {
     NotNeeded,
     /// Yes, and it is counted: the array does not work again before that.
     Parked,
-    /// The drives are there and do not do it, or the array has failed for good.
+    /// The array has failed for good.
     InVain,
 }
 
@@ -528,19 +528,15 @@ impl Shared {
         self.hot.mends.load(Ordering::SeqCst)
     }
 
-    /// Something did not reach these members, which are in use. Says whether it has to be kept and
-    /// done again when they are back; it is counted then, until [`Self::unpark`].
-    pub(super) fn park(&self, behind: SlotSet) -> Parking {
+    /// Something did not reach all members in use. Says whether it has to be kept and done again when
+    /// their drives are back; it is counted then, until [`Self::unpark`]. Whatever a drive says that
+    /// is being pulled: so it does not matter what this one said.
+    pub(super) fn park(&self) -> Parking {
         let mut rare = self.rare();
         let membership = &mut rare.membership;
-        let mut faults = behind.iter().map(|slot| membership.faults.get(slot).copied().flatten());
         if membership.failure.is_none() {
             Parking::NotNeeded
-        } else if membership.is_final
-            || membership.is_stopped
-            // Some of them may be back, while others are not.
-            || !faults.all(|fault| fault.is_none_or(MemberFault::is_gone))
-        {
+        } else if membership.is_final || membership.is_stopped {
             Parking::InVain
         } else {
             membership.parked += 1;

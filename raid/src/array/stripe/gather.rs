@@ -399,7 +399,7 @@ mod tests {
     fn random_writes_do_not_ask_for_the_time() {
         let mut streams = no_streams();
         for number in 0..100u64 {
-            let at = number * 7919 % 100 << 30;
+            let at = (number * 7919 % 100) << 30;
             streams.handle_write(at, 4096, || unreachable!("it is of no stream"));
         }
     }

@@ -49,6 +49,16 @@ trap _finish EXIT
 trap 'exit 143' TERM
 trap 'exit 130' INT
 
+# simulate TEST: runs a test of the simulator, which is built for that. What to
+# live is said in the environment.
+simulate() {
+    # So many small and large pieces come and go that giving them back to the system,
+    # and getting them again, would take half of the time.
+    export MALLOC_TRIM_THRESHOLD_=268435456 MALLOC_MMAP_THRESHOLD_=67108864
+    cargo test --quiet --locked --profile simulation -p raidfabric-raid --lib -- \
+        --exact --include-ignored --nocapture "sim::tests::$1"
+}
+
 # Where cargo puts things.
 cargo_dir=${CARGO_TARGET_DIR:-$top/build}
 
@@ -84,3 +94,28 @@ wait_for() {
 
 # shellcheck disable=SC2034 # for those who source us
 initiator=$top/tests/linux-initiator/linux-initiator
+
+# guest NAME OPTION... SCRIPT ARG...: runs the initiator's guest in the background, as one that
+# waits for emulated drives leaves a core to another; guests_end waits for all of them, and tells
+# what each said.
+_guests=
+guest() {
+    _name=$1; shift
+    "$initiator" run -k "$work/$_name.kernel" "$@" >"$work/$_name.log" 2>&1 </dev/null &
+    _guests="$_guests $_name:$!"
+}
+guests_end() {
+    _failed=
+    for _guest in $_guests; do
+        _name=${_guest%:*} _result=0
+        wait "${_guest#*:}" || _result=$?
+        echo "--- the guest $_name"
+        cat "$work/$_name.log"
+        [ $_result = 0 ] && continue
+        cat "$work/$_name.kernel"
+        echo "--- the guest $_name ended with status $_result"
+        _failed=1
+    done
+    _guests=
+    [ ! "$_failed" ] || die "a guest has failed"
+}

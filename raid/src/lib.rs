@@ -19,6 +19,7 @@ mod mutation;
 #[allow(unsafe_code)]
 pub mod parity;
 pub mod replay;
+pub mod throttle;
 
 #[cfg(test)]
 mod sim;

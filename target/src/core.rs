@@ -437,6 +437,8 @@ async fn serve(plan: CorePlan, ready: impl FnOnce()) -> Result<(), CoreError> {
         }
         let gatherer = Rc::clone(array);
         runtime::spawn(async move { gatherer.gather().await });
+        let resumer = Rc::clone(array);
+        runtime::spawn(async move { resumer.resume().await });
         if plan.index == 0 {
             runtime::spawn(Rc::clone(&core).recover(Rc::clone(array)));
             runtime::spawn(Rc::clone(&core).keep_intent(Rc::clone(array)));

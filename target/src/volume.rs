@@ -184,7 +184,9 @@ fn status(result: Result<(), ArrayError>) -> Status {
         Err(ArrayError::ReadFailed { .. } | ArrayError::Unrecovered { .. }) => {
             Media::UnrecoveredReadError.into()
         }
-        Err(ArrayError::WriteFailed { .. }) => Media::WriteFault.into(),
+        Err(ArrayError::WriteFailed { .. } | ArrayError::BadBlocksFull { .. }) => {
+            Media::WriteFault.into()
+        }
         Err(ArrayError::NoSpace { .. }) => Generic::CapacityExceeded.into(),
         Err(ArrayError::NotReady) => Generic::NamespaceNotReady.into(),
     }

@@ -498,13 +498,20 @@ fn a_range_with_bad_blocks_on_both_is_read_block_by_block() {
 #[test]
 fn a_member_with_too_many_bad_blocks_is_out() {
     let rig = Rig::new(Level::Raid1, 2);
-    for block in 0..600 {
-        rig.shared.add_bad_blocks(1, block * 1024..block * 1024 + 512);
+    let block = |number: u64| number * 1024..number * 1024 + 512;
+    let all = |count: u64| (0..count).map(move |number| (1, block(number)));
+    assert_eq!(rig.shared.add_bad_blocks(all(600)), Err(ArrayError::BadBlocksFull { slot: 1 }));
+    assert_eq!(rig.shared.bad_blocks(1), []);
+    rig.shared.add_bad_blocks(all(440)).unwrap();
+    rig.shared.add_bad_blocks([(0, 0..512), (1, block(440))]).unwrap();
+    assert_eq!((rig.shared.bad_blocks(0).len(), rig.shared.bad_blocks(1).len()), (1, 441));
+    assert_eq!(rig.shared.member_fault(1), None);
+    for number in 441..600 {
+        rig.shared.must_add_bad_blocks(1, block(number), 0);
     }
     assert_eq!(rig.shared.member_fault(1), Some(MemberFault::BadBlocksFull));
     let epoch = rig.shared.epoch();
-    rig.shared.add_bad_blocks(9, 0..512);
-    rig.shared.add_bad_blocks(0, 0..0);
+    rig.shared.add_bad_blocks([(9, 0..512), (0, 0..0)]).unwrap();
     assert_eq!(rig.shared.epoch(), epoch);
 }
 
@@ -693,6 +700,38 @@ fn commands_that_a_failed_array_cannot_do_are_held() {
     let lost = Err(ArrayError::WriteFailed(WriteFailure::CacheLost));
     assert_eq!(flush.now_or_never(), Some(lost));
     assert_eq!(array.flush().now_or_never(), Some(Ok(())));
+}
+
+/// A drive was pulled while its superblock was written, or while it was flushed, and an array that
+/// held its commands until it is back waited in vain.
+#[test]
+fn a_drive_that_was_pulled_while_its_state_was_recorded_comes_back() {
+    for by_flush in [false, true] {
+        let rig = Rig::new(Level::Raid10, 4);
+        rig.write(0, 512, 4).unwrap();
+        rig.shared.set_hold(true);
+        rig.shared.fail_member(0, MemberFault::Operator);
+        match by_flush {
+            true => rig.shared.fail_flush(1, DriveError::Gone),
+            false => rig.shared.record_failed(1, DriveError::Gone),
+        }
+        assert!(rig.shared.failure().is_some());
+        let woken = rig.keeper.0.load(Ordering::SeqCst);
+        rig.arrays[0].set_drive(1, rig.drives[1].clone(), 0).unwrap();
+        assert!(rig.shared.mend(1, true), "{by_flush}");
+        assert!(
+            rig.keeper.0.load(Ordering::SeqCst) > woken,
+            "the loss of the first is not recorded"
+        );
+        rig.record();
+        rig.write(0, 512, 5).unwrap();
+        let lost = Err(ArrayError::WriteFailed(WriteFailure::CacheLost));
+        assert_eq!(rig.arrays[0].flush().now_or_never(), Some(lost));
+        assert_eq!(rig.arrays[0].flush().now_or_never(), Some(Ok(())));
+        // One that errs has lost what it had acknowledged.
+        rig.shared.record_failed(1, EIO);
+        assert!(!rig.shared.mend(1, true));
+    }
 }
 
 #[test]

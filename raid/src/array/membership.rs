@@ -17,22 +17,21 @@
 //! is durable. One that the level cannot lose is not recorded as failed, since nothing is won by
 //! it: the array *fails* instead. It takes no more writes then, and reads go on where they can.
 
+mod blocks;
+mod recording;
+
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-use super::bad_blocks::{BadBlocks, BadRange, MAX_ENTRIES};
-use super::error::{ArrayError, WriteFailure};
+use super::bad_blocks::{BadBlocks, BadRange};
+use super::error::ArrayError;
 use super::shared::{Rare, Settings, Shared, WriteState};
 use super::slots::SlotSet;
 use crate::drive::DriveError;
 use crate::geometry::Geometry;
 use crate::mutation::mutation;
-
-/// Read errors count against a member for this long.
-const READ_ERROR_WINDOW: Duration = Duration::from_secs(3600);
 
 /// Makes an array's state durable; implemented by the control plane.
 pub trait Keeper: Send + Sync {
@@ -98,15 +97,28 @@ pub enum MemberFault {
 }
 
 impl MemberFault {
-    /// Whether the member may lack writes that it had acknowledged.
+    /// Whether the member may lack writes that it had acknowledged. One that was only pulled may so,
+    /// too, but nothing of it can be read before it is back, and then a flush tells of it
+    /// ([`Shared::mend`]).
     fn loses_writes(self) -> bool {
-        matches!(self, Self::Flush(_) | Self::Superblock(_))
+        matches!(self, Self::Flush(_) | Self::Superblock(_)) && !self.is_gone()
+    }
+
+    /// Whether the drive was not there any more.
+    pub fn is_gone(self) -> bool {
+        matches!(
+            self,
+            Self::Write(DriveError::Gone)
+                | Self::Flush(DriveError::Gone)
+                | Self::Unreachable(DriveError::Gone)
+                | Self::Superblock(DriveError::Gone)
+        )
     }
 
     /// Whether an array that cannot do without the member has failed with it. Otherwise it stays,
     /// for want of a better one.
     fn is_fatal(self) -> bool {
-        !matches!(self, Self::ReadErrors(_) | Self::BadBlocksFull | Self::Operator)
+        !matches!(self, Self::ReadErrors(_) | Self::Operator)
     }
 }
 
@@ -163,6 +175,17 @@ enum Hold {
     Over,
 }
 
+/// Whether something has to be done again when drives are back, because members did not do it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Parking {
+    /// No: the array has not failed.
+    NotNeeded,
+    /// Yes, and it is counted: the array does not work again before that.
+    Parked,
+    /// The array has failed for good.
+    InVain,
+}
+
 /// A core's copy of the map.
 #[derive(Debug, Default)]
 pub(super) struct MapCopy {
@@ -188,6 +211,10 @@ pub(super) struct Membership {
     needed: SlotSet,
     /// The array has failed in a way that no drive's return mends.
     is_final: bool,
+    /// What has to be done again before the array works again.
+    parked: u64,
+    /// All drives are back, and that is being done.
+    is_mending: bool,
     is_stopped: bool,
     /// When each member had its latest read errors.
     read_errors: Vec<VecDeque<Duration>>,
@@ -227,6 +254,8 @@ impl Membership {
             suspect: SlotSet::EMPTY,
             needed: SlotSet::EMPTY,
             is_final: false,
+            parked: 0,
+            is_mending: false,
             is_stopped: false,
             read_errors: vec![VecDeque::new(); count],
             failure: None,
@@ -299,6 +328,10 @@ impl Membership {
         self.active_since = self.version + 1;
     }
 
+    pub(super) fn has_parked(&self) -> bool {
+        self.parked > 0
+    }
+
     pub(super) fn want_clean(&mut self, resync_position: u64) {
         self.active = false;
         self.clean_since = self.version + 1;
@@ -330,7 +363,11 @@ impl Membership {
             members: self.members.clone(),
             rebuild_from: is_rebuilding.then_some(self.rebuild_from),
             resync_from: self.resync_from,
-            bad_blocks: self.bad_blocks.iter().map(|list| list.ranges().to_vec()).collect(),
+            bad_blocks: if mutation!("bad-blocks-in-memory-only") {
+                vec![Vec::new(); self.bad_blocks.len()]
+            } else {
+                self.bad_blocks.iter().map(|list| list.ranges().to_vec()).collect()
+            },
             devices: self.devices.clone(),
         }
     }
@@ -386,7 +423,10 @@ impl Shared {
             None => return false,
         };
         if !can_lose {
-            if fault.is_fatal() {
+            // What a drive that has gone is asked later says nothing of it any more.
+            let has_gone = membership.needed.contains(slot)
+                && membership.faults[slot].is_some_and(MemberFault::is_gone);
+            if fault.is_fatal() && !has_gone {
                 if fault.loses_writes() {
                     membership.suspect.insert(slot);
                 }
@@ -411,23 +451,18 @@ impl Shared {
 
     /// The drive of a member without which the array has failed is back in its slot, on every
     /// core, and all operations on the old handles have ended. When the last of them is back the
-    /// array works again, and commands that were held are tried again. `cache_was_lost`: the drive
-    /// has a volatile cache and may have been without power; then one flush on each core fails, to
-    /// say so.
+    /// array works again, and commands that were held are tried again; an array with parity first
+    /// repeats what the failure has cut short ([`Array::resume`](super::Array::resume)).
+    /// `cache_was_lost`: the drive has a volatile cache and may have been without power; then one
+    /// flush on each core fails, to say so.
     ///
-    /// False if that cannot be: the member has lost what it had acknowledged for sure, or the level
-    /// has parity, which may be wrong where writes were under way and is needed to stand in for
-    /// others; such an array has to be assembled again.
+    /// False, and nothing changes, if [`Self::can_mend`] says no.
     pub fn mend(&self, slot: usize, cache_was_lost: bool) -> bool {
         let mut rare = self.rare();
-        let membership = &mut rare.membership;
-        if !membership.needed.contains(slot)
-            || membership.suspect.contains(slot)
-            || membership.is_final
-            || self.geometry.parities() > 0
-        {
+        if !self.can_be_mended(&rare.membership, slot, cache_was_lost) {
             return false;
         }
+        let membership = &mut rare.membership;
         self.forget_drive(slot);
         membership.needed.remove(slot);
         membership.faults[slot] = None;
@@ -435,26 +470,110 @@ impl Shared {
             self.lost_caches.fetch_add(1, Ordering::SeqCst);
         }
         if membership.needed.is_empty() {
-            membership.failure = None;
-            let is_active = membership.active && self.recorded_version() >= membership.active_since;
-            let state = match is_active {
-                _ if membership.is_stopped => WriteState::Stopped,
-                true => WriteState::Active,
-                false => WriteState::Clean,
-            };
-            self.hot.state.store(state as u8, Ordering::SeqCst);
+            membership.is_mending = membership.parked > 0;
+            if !membership.is_mending {
+                self.works_again(membership);
+            }
         }
         self.refresh_map(membership);
+        // What was wanted while it was away could not be recorded.
+        if membership.version > self.recorded_version() && self.keeper.records() {
+            self.keeper.wake();
+        }
         Self::wake_all(rare);
         true
+    }
+
+    /// Whether the array can go on with the drive of a member that it needs; to be asked before the
+    /// drive is put into its slot, since what is in a slot is read.
+    ///
+    /// No, if the member has lost what it had acknowledged for sure. No, if a level with parity has
+    /// been written and the drive's cache is lost: whatever was written since its last flush may
+    /// be missing from it, by blocks, and parity that has to stand in for other members fits
+    /// nothing there. That is known only to the log on the drives, which the next assembly replays.
+    pub fn can_mend(&self, slot: usize, cache_was_lost: bool) -> bool {
+        self.can_be_mended(&self.rare().membership, slot, cache_was_lost)
+    }
+
+    fn can_be_mended(&self, membership: &Membership, slot: usize, cache_was_lost: bool) -> bool {
+        // All members were flushed before this was recorded, and nothing is written after.
+        let is_clean = self.recorded_version() >= membership.clean_since
+            && !(membership.active && self.recorded_version() >= membership.active_since)
+            && membership.parked == 0
+            && membership.resync_from == super::IN_SYNC
+            && !self.intent.has_dirty();
+        let is_harmless = !cache_was_lost || self.geometry.parities() == 0 || is_clean;
+        membership.needed.contains(slot)
+            && !membership.suspect.contains(slot)
+            && !membership.is_final
+            && is_harmless
+    }
+
+    /// All that was missing is there.
+    fn works_again(&self, membership: &mut Membership) {
+        membership.failure = None;
+        membership.is_mending = false;
+        self.hot.mends.fetch_add(1, Ordering::SeqCst);
+        let is_active = membership.active && self.recorded_version() >= membership.active_since;
+        let state = match is_active {
+            _ if membership.is_stopped => WriteState::Stopped,
+            true => WriteState::Active,
+            false => WriteState::Clean,
+        };
+        self.hot.state.store(state as u8, Ordering::SeqCst);
+    }
+
+    /// How often the array has worked again after it had failed.
+    pub(super) fn mends(&self) -> u64 {
+        self.hot.mends.load(Ordering::SeqCst)
+    }
+
+    /// Something did not reach all members in use. Says whether it has to be kept and done again when
+    /// their drives are back; it is counted then, until [`Self::unpark`]. Whatever a drive says that
+    /// is being pulled: so it does not matter what this one said.
+    pub(super) fn park(&self) -> Parking {
+        let mut rare = self.rare();
+        let membership = &mut rare.membership;
+        if membership.failure.is_none() {
+            Parking::NotNeeded
+        } else if membership.is_final || membership.is_stopped {
+            Parking::InVain
+        } else {
+            membership.parked += 1;
+            Parking::Parked
+        }
+    }
+
+    /// So many of what was parked has been done.
+    pub(super) fn unpark(&self, jobs: u64) {
+        let mut rare = self.rare();
+        let membership = &mut rare.membership;
+        membership.parked = membership.parked.saturating_sub(jobs);
+        if membership.is_mending && membership.parked == 0 {
+            self.works_again(membership);
+            self.refresh_map(membership);
+        }
+        Self::wake_all(rare);
+    }
+
+    /// Waits until all drives are back while something is parked, and `has_some` says that some of
+    /// it is here.
+    pub(super) async fn wait_until_mending(&self, has_some: impl Fn() -> bool) {
+        self.wait_for(|rare| (rare.membership.is_mending && has_some()).then_some(())).await;
+    }
+
+    /// Has everybody look again for whom they wait.
+    pub(super) fn look_again(&self) {
+        Self::wake_all(self.rare());
     }
 
     fn fail_locked(&self, mut rare: MutexGuard<'_, Rare>, failure: Failure) {
         self.hot.state.store(WriteState::Failed as u8, Ordering::SeqCst);
         rare.membership.failure.get_or_insert(failure);
+        rare.membership.is_mending = false;
         // A member may lack what it has acknowledged: if "clean" is not recorded yet, it must not be.
         let is_clean = self.recorded_version() >= rare.membership.clean_since;
-        rare.membership.active |= !is_clean;
+        rare.membership.active |= !is_clean && !mutation!("clean-after-failure");
         self.refresh_map(&mut rare.membership);
         Self::wake_all(rare);
     }
@@ -471,7 +590,9 @@ impl Shared {
     pub(super) fn refresh_map(&self, membership: &mut Membership) {
         let epoch = membership.map.epoch + 1;
         membership.map = membership.copy_map(epoch);
-        self.hot.epoch.store(epoch, Ordering::SeqCst);
+        if !mutation!("same-epoch") {
+            self.hot.epoch.store(epoch, Ordering::SeqCst);
+        }
     }
 
     /// Something else is wanted: numbers it and wakes the keeper.
@@ -501,7 +622,8 @@ impl Shared {
         }
         let series = self.rare().recovery.series();
         // Asked only now: whatever is written without it has its bit by now.
-        if let Some(lacks) = self.intent.missed_ranges_since(events) {
+        let lacks = self.intent.missed_ranges_since(events);
+        if let Some(lacks) = if mutation!("readd-as-it-is") { Some(Vec::new()) } else { lacks } {
             let mut rare = self.rare();
             rare.recovery.member_lacks(series, lacks);
             Self::wake_all(rare);
@@ -576,147 +698,5 @@ impl Shared {
             (Some(_), Hold::Over) => Some(Err(ArrayError::NotReady)),
         })
         .await
-    }
-}
-
-/// What the superblocks shall say.
-impl Shared {
-    /// What the superblocks shall say now.
-    pub fn wanted(&self) -> Wanted {
-        self.rare().membership.wanted()
-    }
-
-    /// A version has been made durable on all members that are in sync or being rebuilt in it.
-    pub fn recorded(&self, version: u64) {
-        let rare = self.rare();
-        self.hot.recorded.fetch_max(version, Ordering::AcqRel);
-        let membership = &rare.membership;
-        if membership.active && version >= membership.active_since {
-            self.change_state(WriteState::Requested, WriteState::Active);
-        }
-        Self::wake_all(rare);
-    }
-
-    /// A member could not take what was wanted. It fails; if only space was lacking below it, then
-    /// those fail who wait for the record, and who comes later has it tried again.
-    pub fn record_failed(&self, slot: usize, error: DriveError) {
-        if error != DriveError::NoSpace {
-            self.member_flush(slot).fail(error);
-            self.fail_member(slot, MemberFault::Superblock(error));
-            return;
-        }
-        let mut rare = self.rare();
-        rare.membership.failed_records += 1;
-        rare.membership.without_space = slot;
-        self.change_state(WriteState::Requested, WriteState::Clean);
-        Self::wake_all(rare);
-    }
-
-    /// The newest version that is recorded.
-    pub fn recorded_version(&self) -> u64 {
-        self.hot.recorded.load(Ordering::Acquire)
-    }
-
-    /// Waits until `version` is recorded.
-    ///
-    /// # Errors
-    /// If the array has failed, or a superblock finds no space.
-    pub async fn wait_recorded(&self, version: u64) -> Result<(), ArrayError> {
-        let failures = self.rare().membership.failed_records;
-        self.keeper.wake();
-        self.wait_for(|rare| match () {
-            () if rare.membership.has_failed() => {
-                Some(Err(ArrayError::WriteFailed(WriteFailure::ArrayFailed)))
-            }
-            () if self.recorded_version() >= version => Some(Ok(())),
-            () if rare.membership.failed_records > failures => {
-                Some(Err(rare.membership.unrecorded()))
-            }
-            () => None,
-        })
-        .await
-    }
-
-    /// Waits until every change of the map made so far is durable. Every redundant write calls this
-    /// after its members' completions and before it is acknowledged.
-    ///
-    /// # Errors
-    /// If the array has failed, or a superblock finds no space.
-    pub(super) async fn settled(&self) -> Result<(), ArrayError> {
-        if mutation!("acknowledge-before-settled") {
-            return Ok(());
-        }
-        let needed = self.hot.map_version.load(Ordering::Acquire);
-        if self.recorded_version() >= needed && self.write_state() != WriteState::Failed {
-            return Ok(());
-        }
-        self.wait_recorded(needed).await
-    }
-
-    /// Has it recorded that copies agree below `position_bytes` ([`IN_SYNC`](super::IN_SYNC): everywhere). All
-    /// members have been flushed since that was so.
-    pub(super) fn checkpoint_resync(&self, position_bytes: u64) {
-        let mut rare = self.rare();
-        rare.membership.resync_from = position_bytes;
-        self.want(rare);
-    }
-
-    /// To be called by whoever else flushes a member (the writer of its superblock) and is told
-    /// that the flush failed: what was written before may be lost, and the kernel says so once
-    /// only. No later flush of this member is believed; it has failed.
-    pub fn fail_flush(&self, slot: usize, error: DriveError) {
-        if slot >= self.geometry.members() {
-            return;
-        }
-        self.member_counters(slot).flushes.fetch_add(1, Ordering::Relaxed);
-        self.member_flush(slot).fail(error);
-        self.fail_member(slot, MemberFault::Flush(error));
-    }
-}
-
-/// Bad blocks and read errors.
-impl Shared {
-    /// A member's bad blocks.
-    pub fn bad_blocks(&self, slot: usize) -> Vec<BadRange> {
-        let rare = self.rare();
-        rare.membership.bad_blocks.get(slot).map_or_else(Vec::new, |list| list.ranges().to_vec())
-    }
-
-    /// A range of a member's data area holds nothing to be believed from now on.
-    pub(super) fn add_bad_blocks(&self, slot: usize, range: Range<u64>) {
-        let mut rare = self.rare();
-        let Some(list) = rare.membership.bad_blocks.get_mut(slot) else { return };
-        if !list.add(range) {
-            return;
-        }
-        let is_full = list.entries() > MAX_ENTRIES;
-        self.map_changed(rare);
-        if is_full {
-            self.fail_member(slot, MemberFault::BadBlocksFull);
-        }
-    }
-
-    /// A range of a member's data area was written and holds what it should.
-    pub(super) fn clear_bad_blocks(&self, slot: usize, range: Range<u64>) {
-        let mut rare = self.rare();
-        if rare.membership.bad_blocks.get_mut(slot).is_some_and(|list| list.remove(range)) {
-            self.map_changed(rare);
-        }
-    }
-
-    /// Counts a read error of a member that is otherwise good; at the limit it is failed.
-    pub(super) fn count_read_error(&self, slot: usize, now: Duration) {
-        let mut rare = self.rare();
-        let Some(errors) = rare.membership.read_errors.get_mut(slot) else { return };
-        while errors.front().is_some_and(|&at| at + READ_ERROR_WINDOW < now) {
-            errors.pop_front();
-        }
-        errors.push_back(now);
-        let count = errors.len() as u32;
-        if count >= self.read_error_limit {
-            errors.clear();
-            drop(rare);
-            self.fail_member(slot, MemberFault::ReadErrors(count));
-        }
     }
 }

@@ -18,13 +18,14 @@
 //!   what any core has written. Those that are wanted at the same time, on any core, are one.
 //! * **Failures.** A member that does not write, flush or answer is out, and commands go on. When
 //!   more fail than the level tolerates, the array has failed: writes fail (or wait, see
-//!   [`Shared::set_hold`]), reads go on where there is something to read.
+//!   [`Shared::set_hold`]), reads go on where there is something to read. When the drives come back
+//!   it works again ([`Shared::mend`], [`Array::resume`]).
 //! * **Arrays on arrays** ([`Composed`]) stripe over arrays like these; all of the above is theirs.
 //!
 //! **Requests run to completion.** Once polled, the futures of `read`, `write`, `write_zeroes`,
-//! `deallocate`, `flush`, `serve` (while it serves) and `recover` must not be dropped before they
-//! end: what they submitted is under way in the drives, and would be overtaken or its failure
-//! missed. Dropping one all the same fails the array if it had written. A host that goes away does
+//! `deallocate`, `flush`, `serve` and `resume` (while they work) and `recover` must not be dropped
+//! before they end: what they submitted is under way in the drives, and would be overtaken or its
+//! failure missed. Dropping one all the same fails the array if it had written. A host that goes away does
 //! not stop its commands; the target lets them end and then forgets the answer.
 
 mod agreement;
@@ -43,6 +44,7 @@ mod membership;
 mod range_lock;
 mod read;
 mod recovery;
+mod reserve;
 #[cfg(test)]
 mod resync_tests;
 mod shared;
@@ -51,6 +53,7 @@ mod stripe;
 #[cfg(test)]
 mod tests;
 mod timer;
+mod turns;
 mod view;
 mod write;
 
@@ -99,6 +102,10 @@ pub type Endpoint = mesh::Endpoint<Call, Answer>;
 /// Writes under way on a core before the table of locks grows.
 const LOCKS: usize = 1024;
 
+/// Pieces that one core has zeroed at once, by whichever owners. Few, so that what others ask of the
+/// members meanwhile does not wait behind many of them.
+const ZEROINGS: usize = 2;
+
 /// Size of the buffer of zeros for members that cannot zero.
 const ZEROS_BYTES: usize = 64 << 10;
 
@@ -117,7 +124,9 @@ pub struct Array<D> {
     /// Parity levels have one.
     stripe: Option<Box<stripe::Stripe>>,
     locks: RangeLocks,
+    zeroings: turns::Turns,
     likeness: recovery::Likeness,
+    intent_reserve: reserve::Reserve,
     zeros: SharedBuffer,
     block_bytes: u32,
     has_volatile_cache: bool,
@@ -180,6 +189,7 @@ impl<D: Drive> Array<D> {
         };
         let members = drives.into_iter().enumerate().map(slot).collect::<Result<_, _>>()?;
         let stripe = stripe::Stripe::new(shared.geometry()).map_err(|_| SetupError::NoMemory)?;
+        let intent_reserve = intent::new_reserve().map_err(|_| SetupError::NoMemory)?;
         Ok(Self {
             members,
             map: RefCell::new(map),
@@ -188,7 +198,9 @@ impl<D: Drive> Array<D> {
             timer: Rc::new(timer::Standstill),
             stripe,
             locks: RangeLocks::new(LOCKS),
+            zeroings: turns::Turns::new(ZEROINGS),
             likeness: recovery::Likeness::new(),
+            intent_reserve,
             zeros: zeros.freeze(),
             block_bytes,
             has_volatile_cache,

@@ -63,6 +63,8 @@ pub struct Settings {
     pub bad_blocks: Vec<Vec<BadRange>>,
     /// Read errors of a member within an hour at which it is failed; at least 1.
     pub read_error_limit: u32,
+    /// Entries that a member's list of bad blocks may have, one for each 256 KiB of a range.
+    pub bad_block_limit: u32,
     /// Where the write intent is kept.
     pub intent: IntentLayout,
     /// Makes state durable.
@@ -72,6 +74,10 @@ pub struct Settings {
 impl Settings {
     /// Read errors of a member within an hour at which it is failed, unless said otherwise.
     pub const READ_ERROR_LIMIT: u32 = 20;
+
+    /// Entries that a member's list of bad blocks may have, unless said otherwise: as many as md's
+    /// log of 4 KiB has room for, but for a reserve.
+    pub const BAD_BLOCK_LIMIT: u32 = super::bad_blocks::MAX_ENTRIES;
 
     /// The settings of an array on one core that is active, in sync and complete, which nobody
     /// keeps the state of, and whose data areas begin where the drives do.
@@ -88,6 +94,7 @@ impl Settings {
             rebuild_from: None,
             bad_blocks: Vec::new(),
             read_error_limit: Self::READ_ERROR_LIMIT,
+            bad_block_limit: Self::BAD_BLOCK_LIMIT,
             intent: IntentLayout::NONE,
             keeper: Arc::new(super::membership::NoKeeper),
         }
@@ -165,6 +172,8 @@ pub(super) struct Hot {
     pub(super) resync_position: AtomicU64,
     /// Below this, members that are being rebuilt hold what they should.
     pub(super) rebuild_position: AtomicU64,
+    /// How often the array has worked again after it had failed.
+    pub(super) mends: AtomicU64,
     pub(super) state: AtomicU8,
 }
 
@@ -186,6 +195,7 @@ pub struct Shared {
     /// How often a drive came back whose cache may be lost.
     pub(super) lost_caches: AtomicU64,
     pub(super) read_error_limit: u32,
+    pub(super) bad_block_limit: u32,
     pub(super) limits: Limits,
     rare: Mutex<Rare>,
 }
@@ -237,6 +247,7 @@ impl Shared {
                 recorded: AtomicU64::new(0),
                 resync_position: AtomicU64::new(if in_sync { IN_SYNC } else { position }),
                 rebuild_position: AtomicU64::new(settings.rebuild_from.unwrap_or(0)),
+                mends: AtomicU64::new(0),
                 state: AtomicU8::new(state as u8),
             },
             intent,
@@ -246,6 +257,7 @@ impl Shared {
             reads_from_other_copies: AtomicU64::new(0),
             lost_caches: AtomicU64::new(0),
             read_error_limit: settings.read_error_limit.max(1),
+            bad_block_limit: settings.bad_block_limit,
             limits: Limits::default(),
             rare: Mutex::new(Rare { membership, recovery: Control::default(), wakers: Vec::new() }),
         })
@@ -346,13 +358,17 @@ impl Shared {
     pub fn try_clean(&self) -> bool {
         // Writes that find the array clean wait for this lock before they do anything.
         let mut rare = self.rare();
+        if rare.membership.has_parked() {
+            // What a failure has cut short is to the next start what a crash has.
+            return false;
+        }
         let state = self.write_state();
         let may = match state {
             WriteState::Active => self.change_state(WriteState::Active, WriteState::Clean),
             WriteState::Stopped => rare.membership.is_wanted_active(),
             _ => false,
         };
-        if may && self.writes_in_flight() > 0 {
+        if may && self.writes_in_flight() > 0 && !mutation!("clean-beside-write") {
             if state == WriteState::Active {
                 self.change_state(WriteState::Clean, WriteState::Active);
             }
@@ -392,7 +408,7 @@ impl Shared {
         may.then_some(permit)
     }
 
-    fn count_write(&self, core: usize) -> WritePermit<'_> {
+    pub(super) fn count_write(&self, core: usize) -> WritePermit<'_> {
         let counters = &self.cores[core];
         counters.writes_begun.fetch_add(1, Ordering::SeqCst);
         WritePermit { counters }

@@ -70,6 +70,8 @@ pub(in crate::array) enum Zeroing {
 #[derive(Default)]
 pub(in crate::array) struct Outcome {
     failed: Option<MemberError>,
+    /// Slots of all that failed.
+    missed: SlotSet,
     no_space: Option<usize>,
     unsupported: bool,
     succeeded: bool,
@@ -81,7 +83,10 @@ impl Outcome {
             Ok(()) => self.succeeded = true,
             Err(MemberError { error: DriveError::Unsupported, .. }) => self.unsupported = true,
             Err(MemberError { slot, error: DriveError::NoSpace }) => self.no_space = Some(slot),
-            Err(error) => self.failed = Some(error),
+            Err(error) => {
+                self.failed = Some(error);
+                self.missed.insert(error.slot);
+            }
         }
     }
 
@@ -136,9 +141,10 @@ impl<D: Drive> Array<D> {
             return Ok(());
         }
         loop {
+            let mends = self.shared.mends();
             let result = self.write_once(offset_bytes, data.clone(), fua).await;
             match result {
-                Err(error) => Box::pin(self.held(error)).await?,
+                Err(error) => Box::pin(self.held(error, mends)).await?,
                 Ok(()) => return Ok(()),
             }
         }
@@ -169,10 +175,14 @@ impl<D: Drive> Array<D> {
     }
 
     /// What a command does that failed: to be tried again (`Ok`) if that was because the array had
-    /// failed, and it was mended while the command was held.
-    pub(super) async fn held(&self, error: ArrayError) -> Done {
+    /// failed, and it was mended while the command was held, or on its way here. It began when
+    /// there had been so many `mends`.
+    pub(in crate::array) async fn held(&self, error: ArrayError, mends: u64) -> Done {
         match self.shared.write_state() {
+            // It is told once.
+            _ if error == ArrayError::WriteFailed(WriteFailure::CacheLost) => Err(error),
             WriteState::Failed => self.shared.held(error).await,
+            _ if self.shared.mends() != mends => Ok(()),
             _ => Err(error),
         }
     }
@@ -190,8 +200,10 @@ impl<D: Drive> Array<D> {
         fua: bool,
     ) -> Result<(), ArrayError> {
         let kind = Zeroing::Write { deallocate };
+        let mut mends = self.shared.mends();
         while let Err(error) = Box::pin(self.zero(offset_bytes, len_bytes, kind)).await {
-            Box::pin(self.held(error)).await?;
+            Box::pin(self.held(error, mends)).await?;
+            mends = self.shared.mends();
         }
         // Zeroing has no FUA of its own; whatever cores did it, a flush here covers it.
         if fua { self.flush().await } else { Ok(()) }
@@ -212,8 +224,10 @@ impl<D: Drive> Array<D> {
     /// # Errors
     /// If the array has failed. A member that cannot flush is out, and the others have the data.
     pub async fn flush(&self) -> Result<(), ArrayError> {
+        let mut mends = self.shared.mends();
         while let Err(error) = self.flush_once().await {
-            Box::pin(self.held(error)).await?;
+            Box::pin(self.held(error, mends)).await?;
+            mends = self.shared.mends();
         }
         Ok(())
     }
@@ -225,9 +239,10 @@ impl<D: Drive> Array<D> {
             return Err(ArrayError::WriteFailed(WriteFailure::CacheLost));
         }
         let writable = self.writable();
-        let flushes = writable.iter().map(|slot| self.flush_member(slot));
+        let count = if mutation!("flush-one-member") { 1 } else { writable.len() };
+        let flushes = writable.iter().take(count).map(|slot| self.flush_member(slot));
         let mut failed = None;
-        fan_out(writable.len(), flushes, |result| failed = failed.or(result.err())).await;
+        fan_out(count, flushes, |result| failed = failed.or(result.err())).await;
         self.settled(failed).await
     }
 
@@ -286,9 +301,17 @@ impl<D: Drive> Array<D> {
             at += len;
             piece
         });
-        let mut answers = stream::iter(pieces)
-            .map(|(shard, work)| self.on_owner(shard, work))
-            .buffer_unordered(PIECES_AT_ONCE);
+        let answer = |(shard, work): (u64, Work)| async move {
+            // Whoever waits here occupies none of the owner's servers.
+            let turn = match work {
+                Work::Zero { .. } => Some(self.zeroings.take().await),
+                _ => None,
+            };
+            let answer = self.on_owner(shard, work).await;
+            drop(turn);
+            answer
+        };
+        let mut answers = stream::iter(pieces).map(answer).buffer_unordered(PIECES_AT_ONCE);
         // All of them, whatever the first ones say: they must run to completion.
         let mut result = Ok(());
         while let Some(answer) = answers.next().await {
@@ -387,8 +410,10 @@ impl<D: Drive> Array<D> {
     /// Also says whether all members that are in use hold the same in the range.
     async fn settle(&self, offset_bytes: u64, end_bytes: u64, outcome: Outcome) -> (Done, bool) {
         let mut agree = true;
-        if outcome.failed.is_some() && self.check_not_failed().is_err() {
-            // The member stays, though it may lack what others have.
+        let behind = outcome.missed.and(self.map().in_sync);
+        if !behind.is_empty() {
+            // They stay, though they may lack what others have: the array has failed, or it had
+            // and their drives are back already.
             self.shared.require_resync(offset_bytes);
             agree = false;
         }
@@ -405,7 +430,14 @@ impl<D: Drive> Array<D> {
             let settled = self.settled(outcome.failed).await;
             return (settled.and(Err(ArrayError::NoSpace { slot })), agree);
         }
-        (self.settled(outcome.failed).await, agree)
+        let settled = self.settled(outcome.failed).await;
+        let missed = match outcome.failed {
+            Some(MemberError { slot, error }) if !behind.is_empty() => {
+                Err(ArrayError::WriteFailed(WriteFailure::Member { slot, error }))
+            }
+            _ => Ok(()),
+        };
+        (settled.and(missed), agree)
     }
 
     pub(in crate::array) fn check_not_failed(&self) -> Result<(), ArrayError> {
@@ -424,7 +456,9 @@ impl<D: Drive> Array<D> {
         let (mut at, end) = (offset_bytes, offset_bytes + len_bytes);
         while at < end {
             let len = PLAIN_ZERO_BYTES.min(end - at);
+            let turn = self.zeroings.take().await;
             self.zero_piece(at, len, kind).await?;
+            drop(turn);
             at += len;
         }
         Ok(())

@@ -3,7 +3,7 @@
 use super::error::AssembleError;
 use super::examine::examine;
 use crate::device::signature::{BLANK_BYTES, Contents, deep_blocks};
-use crate::device::{DeviceError, Identity, Intent, Medium, open};
+use crate::device::{DeviceError, Identity, Intent, Kind, Medium, open};
 use crate::metadata::private::{Copy, header_offset_bytes};
 use crate::metadata::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET_BYTES, Summary, Superblock};
 use std::io;
@@ -129,7 +129,8 @@ pub fn local_drives() -> Vec<PathBuf> {
 ///
 /// What another machine serves is not looked at: a read there waits for as long as that
 /// machine is away. It may even be this process that serves it, to a host on this same
-/// machine, and that reading is to bring back.
+/// machine, and that reading is to bring back. Of a drive and what device mapper shows of it
+/// (one of several paths to it, say) only the latter is a member: the former is in use by it.
 #[must_use]
 pub fn find_members(array: Uuid, also: &[PathBuf]) -> Vec<Found> {
     let mut paths = local_drives();
@@ -141,7 +142,24 @@ pub fn find_members(array: Uuid, also: &[PathBuf]) -> Vec<Found> {
             found.push(new);
         }
     }
+    let kinds: Vec<Kind> = found.iter().map(|found| found.identity.kind).collect();
+    found.retain(|found| !is_below(Path::new("/sys/dev/block"), found.identity.kind, &kinds));
     found
+}
+
+/// Whether a device is used by one of `others`, by the folder in sysfs that has all block devices
+/// by their numbers.
+fn is_below(numbered: &Path, kind: Kind, others: &[Kind]) -> bool {
+    let Kind::Block { major, minor } = kind else { return false };
+    let holders = std::fs::read_dir(numbered.join(format!("{major}:{minor}/holders")));
+    holders.into_iter().flatten().flatten().any(|holder| {
+        let number = std::fs::read_to_string(holder.path().join("dev")).unwrap_or_default();
+        let parts = number.trim().split_once(':');
+        parts.is_some_and(|(major, minor)| {
+            let (Ok(major), Ok(minor)) = (major.parse(), minor.parse()) else { return false };
+            others.contains(&Kind::Block { major, minor })
+        })
+    })
 }
 
 /// Whether a block device, by its folder in sysfs, is an NVMe namespace of another machine.
@@ -176,6 +194,25 @@ mod tests {
     use super::*;
     use std::fs::{create_dir_all, write};
     use std::os::unix::fs::symlink;
+
+    /// A member that was given as a device of device mapper was found once more below it at the next
+    /// start, which then failed as that drive was in use.
+    #[test]
+    fn a_drive_below_another_one_that_shows_the_same_is_known() {
+        let sys = tempfile::tempdir().unwrap();
+        let at = |path: &str| sys.path().join(path);
+        create_dir_all(at("259:0/holders")).unwrap();
+        create_dir_all(at("253:4")).unwrap();
+        write(at("253:4/dev"), "253:4\n").unwrap();
+        symlink(at("253:4"), at("259:0/holders/dm-4")).unwrap();
+        let block = |major, minor| Kind::Block { major, minor };
+        let (drive, mapped) = (block(259, 0), block(253, 4));
+        assert!(is_below(sys.path(), drive, &[drive, mapped]));
+        assert!(!is_below(sys.path(), mapped, &[drive, mapped]));
+        // Somebody else's does not count: that the drive is in use has to be told.
+        assert!(!is_below(sys.path(), drive, &[drive, block(253, 5)]));
+        assert!(!is_below(sys.path(), Kind::File { device: 1, inode: 2 }, &[drive, mapped]));
+    }
 
     /// A target was killed whose volume a host on the same machine had connected. Its
     /// successor looked through that volume for lost members, and waited for it for ever.

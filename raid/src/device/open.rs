@@ -304,6 +304,15 @@ impl OpenDevice {
         &self.identity.path
     }
 
+    /// What an error of the kernel means for this drive.
+    fn error(&self, errno: Errno) -> io::Error {
+        let may_be_gone = matches!(errno, Errno::NOSPC | Errno::IO);
+        if may_be_gone && has_vanished(&self.descriptors.io, self.size_bytes) {
+            return Errno::NODEV.into();
+        }
+        errno.into()
+    }
+
     /// The descriptors for I/O.
     #[must_use]
     pub fn descriptors(&self) -> Descriptors {
@@ -397,10 +406,7 @@ impl Medium for OpenDevice {
                         rest = rest.get(n..).unwrap_or_default();
                     }
                     Err(Errno::INTR) => {}
-                    Err(Errno::NOSPC) if has_vanished(&self.descriptors.io, self.size_bytes) => {
-                        return Err(Errno::NODEV.into());
-                    }
-                    Err(errno) => return Err(errno.into()),
+                    Err(errno) => return Err(self.error(errno)),
                 }
             }
         }
@@ -408,7 +414,7 @@ impl Medium for OpenDevice {
     }
 
     fn flush(&self) -> io::Result<()> {
-        rustix::fs::fdatasync(&self.descriptors.io).map_err(Into::into)
+        rustix::fs::fdatasync(&self.descriptors.io).map_err(|errno| self.error(errno))
     }
 
     fn zero_cheaply(&self, offset_bytes: u64, len_bytes: u64) -> io::Result<bool> {

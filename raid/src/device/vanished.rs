@@ -1,8 +1,9 @@
-//! Telling a block device that was pulled from one that is full or ends early.
+//! Telling a block device that was pulled from one that is full, ends early, or errs.
 //!
 //! The kernel sets the size of a disk that has gone to zero. Whoever still has it open is then told
-//! that there is no space left (writes) or that this is the end (reads), which would otherwise be
-//! the words for a thin volume or a truncated file.
+//! that there is no space left (writes), that this is the end (reads), or that there was an error
+//! (flushes, and what was under way), which would otherwise be the words for a thin volume, a
+//! truncated file, or a drive that is broken.
 
 use rustix::fd::AsFd;
 use rustix::fs::{FileType, SeekFrom, fstat, seek};

@@ -7,13 +7,15 @@
 //! * [`bitmap`] and [`bad_blocks`]: md's write-intent bitmap and bad-block log.
 //! * [`record`]: what the metadata become when the array's state changes, write by write.
 //! * [`take_over`]: what a start writes of bitmaps and logs that are not there or not whole.
-//! * [`ppl`] and [`write_log`]: the logs that close the write hole of RAID 5 and RAID 6.
+//! * [`ppl`] and [`write_log`]: the logs that close the write hole of RAID 5 and RAID 6, and
+//!   [`checks`]: what both say of the data that is being written.
 //!
 //! Everything here is pure: bytes in, values out, and back. Reading and writing
 //! drives is done by [`crate::device`] and [`crate::assemble`].
 
 pub mod bad_blocks;
 pub mod bitmap;
+pub mod checks;
 pub mod layout;
 pub mod ppl;
 pub mod private;

@@ -9,7 +9,11 @@
 //! whatever of the write has happened.
 //!
 //! ```text
-//!    0  reserved     512   0xff
+//!    0  reserved     512   0xff; or of ours, with checks:
+//!         0  magic        8   "raidfppl"
+//!         8  version      2   1
+//!        10  zero         6
+//!        16  checks   62×8    new 4, old 4: of the entry of that index
 //!  512  signature      4   crc32c of the array's UUID
 //!  516  zero           4
 //!  520  generation     8   counts units; the highest counts
@@ -24,6 +28,11 @@
 //! it covers is safely on the members; and the first header of the area is never overwritten by us
 //! while the array is in use, so that a torn unit never makes the whole log unreadable.
 //!
+//! **What we put into the reserved bytes.** What the chunks of an entry hold before and after the
+//! write ([`Checks`]). The kernel and mdadm fill these bytes with ones and look at none of them, but
+//! the header's checksum covers them. A header of ours has therefore no more entries than there is
+//! room for there.
+//!
 //! An entry's partial parity has the length of what is written of each chunk, and none is needed
 //! for a write of whole rows. md's kernel writes those two kinds only; entries that other programs
 //! may make (a range of the array that is cut anywhere, with one chunk of partial parity) are read
@@ -33,18 +42,34 @@ use crate::geometry::Geometry;
 use crc_fast::CrcAlgorithm::Crc32Iscsi;
 use std::mem::{offset_of, size_of};
 use thiserror::Error;
-use zerocopy::little_endian::{U32, U64};
+use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::SECTOR_BYTES;
+use super::checks::Checks;
 
 /// The size of a header.
 pub const HEADER_BYTES: usize = 4096;
-/// The most entries of a unit.
+/// The most entries of a unit, as md has it.
 pub const MAX_ENTRIES: usize = 148;
+/// The most entries of a unit that we write.
+pub const MAX_OWN_ENTRIES: usize = 62;
 /// The most partial parity that md puts into a unit where an area has several.
 pub const MAX_DATA_BYTES: usize = 128 << 10;
 const RESERVED_BYTES: usize = 512;
+const MAGIC: [u8; 8] = *b"raidfppl";
+const VERSION: u16 = 1;
+
+/// What is in the reserved bytes of headers of ours (`reserved` of `struct ppl_header` in Linux's
+/// md_p.h, which md does not look at; docs/on-disk-format.md).
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct RawChecks {
+    magic: [u8; 8],
+    version: U16,
+    zero: [u8; 6],
+    checks: [[U32; 2]; MAX_OWN_ENTRIES],
+}
 
 /// `struct ppl_header_entry` of Linux's md_p.h.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -72,6 +97,7 @@ struct RawHeader {
 }
 
 const _: () = {
+    assert!(size_of::<RawChecks>() == RESERVED_BYTES);
     assert!(size_of::<RawEntry>() == 24);
     assert!(size_of::<RawHeader>() == HEADER_BYTES);
     assert!(offset_of!(RawHeader, signature) == 512);
@@ -105,6 +131,8 @@ pub struct Entry {
     pub parity_slot: u32,
     /// crc32c of the partial parity.
     pub checksum: u32,
+    /// What is known of the chunks' contents.
+    pub checks: Checks,
 }
 
 /// What an entry says of a part of a row: these chunks were being written there.
@@ -134,6 +162,7 @@ impl Entry {
         (first, count): (usize, usize),
         (within_bytes, len_bytes): (u64, u32),
         parity: Option<&[u8]>,
+        checks: Checks,
     ) -> Self {
         let position = geometry.offset_of(row, first, within_bytes);
         let parity = parity.unwrap_or_default();
@@ -143,6 +172,7 @@ impl Entry {
             data_bytes: len_bytes.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX)),
             parity_slot: u32::try_from(geometry.parity_slot(row)).unwrap_or(u32::MAX),
             checksum: crc32c(parity),
+            checks,
         }
     }
 
@@ -253,21 +283,30 @@ impl Header {
         }
         let count = raw.entries_count.get();
         let entries = usize::try_from(count).ok().and_then(|count| raw.entries.get(..count));
-        let entry = |raw: &RawEntry| Entry {
+        let checks = RawChecks::read_from_bytes(&raw.reserved).ok();
+        let checks = checks.filter(|own| own.magic == MAGIC && own.version.get() == VERSION);
+        let checks_of = |index: usize| {
+            let raw = checks.as_ref().and_then(|own| own.checks.get(index));
+            raw.map_or(Checks::NONE, |raw| Checks::from_raw(raw.map(U32::get)))
+        };
+        let entry = |(index, raw): (usize, &RawEntry)| Entry {
             data_sector: raw.data_sector.get(),
             parity_bytes: raw.pp_size.get(),
             data_bytes: raw.data_size.get(),
             parity_slot: raw.parity_disk.get(),
             checksum: raw.checksum.get(),
+            checks: checks_of(index),
         };
+        let entries = entries.ok_or(HeaderError::TooManyEntries(count))?;
         Ok(Self {
             signature: raw.signature.get(),
             generation: raw.generation.get(),
-            entries: entries.ok_or(HeaderError::TooManyEntries(count))?.iter().map(entry).collect(),
+            entries: entries.iter().enumerate().map(entry).collect(),
         })
     }
 
-    /// Puts its bytes into `bytes`. Entries beyond [`MAX_ENTRIES`] cannot be.
+    /// Puts its bytes into `bytes`. Entries beyond [`MAX_ENTRIES`] cannot be, and those beyond
+    /// [`MAX_OWN_ENTRIES`] have no checks.
     pub fn put(&self, bytes: &mut [u8; HEADER_BYTES]) {
         put(bytes, self.signature, self.generation, &self.entries);
     }
@@ -288,10 +327,26 @@ impl Header {
     }
 }
 
+/// The reserved bytes: as md has them, if there is nothing to say.
+fn reserved(entries: &[Entry]) -> [u8; RESERVED_BYTES] {
+    let mut reserved = [0xff; RESERVED_BYTES];
+    if entries.iter().any(|entry| !entry.checks.is_none())
+        && let Ok(own) = RawChecks::mut_from_bytes(&mut reserved)
+    {
+        own.magic = MAGIC;
+        own.version = VERSION.into();
+        own.zero = [0; 6];
+        for (raw, entry) in own.checks.iter_mut().zip(entries) {
+            *raw = entry.checks.to_raw().map(U32::new);
+        }
+    }
+    reserved
+}
+
 /// Puts a header's bytes into `bytes`.
 pub fn put(bytes: &mut [u8; HEADER_BYTES], signature: u32, generation: u64, entries: &[Entry]) {
     let mut raw = RawHeader::new_zeroed();
-    raw.reserved = [0xff; RESERVED_BYTES];
+    raw.reserved = reserved(entries);
     raw.signature = signature.into();
     raw.generation = generation.into();
     raw.entries_count = U32::new(entries.len().min(MAX_ENTRIES) as u32);

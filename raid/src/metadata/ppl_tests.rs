@@ -50,6 +50,7 @@ fn an_entrys_fields_lie_where_md_has_them() {
         data_bytes: 0x2122_2324,
         parity_slot: 0x3132_3334,
         checksum: 0x4142_4344,
+        checks: Checks { new: Some(0x5152_5354), old: None },
     };
     let header = Header { signature: 7, generation: 9, entries: vec![entry] };
     let bytes = header.to_bytes();
@@ -62,7 +63,47 @@ fn an_entrys_fields_lie_where_md_has_them() {
         expected.extend(word.to_le_bytes());
     }
     assert_eq!(bytes[520..560], expected[..]);
+    assert_eq!(bytes[..16], *b"raidfppl\x01\0\0\0\0\0\0\0");
+    assert_eq!(bytes[16..24], [0x54, 0x53, 0x52, 0x51, 255, 255, 255, 255]);
+    assert!(bytes[24..512].iter().all(|&byte| byte == 255));
     assert_eq!(Header::parse(&bytes), Ok(header));
+}
+
+/// The reserved bytes are md's as long as there is nothing to say, and whatever else is in them, of
+/// md or of other programs, is no check.
+#[test]
+fn checks_come_back_and_nothing_else_is_taken_for_them() {
+    let checks = |n: u32| Checks { new: Some(n), old: n.is_multiple_of(3).then_some(!n - 1) };
+    let entry = |n: u32| Entry {
+        data_sector: u64::from(n),
+        parity_bytes: 0,
+        data_bytes: 512,
+        parity_slot: 0,
+        checksum: 0,
+        checks: if n.is_multiple_of(2) { checks(n) } else { Checks::NONE },
+    };
+    let header = |count: usize| Header {
+        signature: 7,
+        generation: 9,
+        entries: (0..count as u32).map(entry).collect(),
+    };
+    let most = header(MAX_OWN_ENTRIES);
+    assert_eq!(Header::parse(&most.to_bytes()), Ok(most));
+    let more = Header::parse(&header(MAX_ENTRIES).to_bytes()).unwrap();
+    let (own, rest) = more.entries.split_at(MAX_OWN_ENTRIES);
+    assert_eq!(own, header(MAX_OWN_ENTRIES).entries);
+    assert!(rest.iter().all(|entry| entry.checks.is_none()));
+    let none = Header { entries: vec![entry(1); 3], ..header(0) };
+    assert!(none.to_bytes()[..512].iter().all(|&byte| byte == 0xff));
+    for at in [0, 7, 8] {
+        let mut bytes = header(8).to_bytes();
+        bytes[at] ^= 0x40;
+        bytes[532..536].fill(0);
+        let crc = crc32c(&bytes[..]);
+        bytes[532..536].copy_from_slice(&crc.to_le_bytes());
+        let entries = Header::parse(&bytes).unwrap().entries;
+        assert!(entries.iter().all(|entry| entry.checks.is_none()), "byte {at}");
+    }
 }
 
 #[test]
@@ -142,7 +183,7 @@ proptest! {
         let parity = vec![7; len as usize * 512];
         let parity = (count < 3).then_some(&parity[..]);
         let place = (from * 512, len as u32 * 512);
-        let entry = Entry::new(&geometry, row, (first, count), place, parity);
+        let entry = Entry::new(&geometry, row, (first, count), place, parity, Checks::NONE);
         prop_assert_eq!(entry.parity_slot as usize, geometry.parity_slot(row));
         let stripes = entry.stripes(&geometry).unwrap();
         let whole = Stripe {
@@ -171,6 +212,7 @@ proptest! {
             data_bytes: len as u32 * 512,
             parity_slot: geometry.parity_slot(row) as u32,
             checksum: 0,
+            checks: Checks::NONE,
         };
         let mut md = as_md_walks(&geometry, &entry);
         let stripes = flatten(&entry.stripes(&geometry).unwrap(), true);
@@ -193,6 +235,7 @@ proptest! {
             data_bytes: if choice & 4 == 0 { units.1 * 512 } else { data },
             parity_slot: slot,
             checksum: 0,
+            checks: Checks::NONE,
         };
         for stripe in entry.stripes(&geometry).into_iter().flatten() {
             prop_assert!(stripe.row < geometry.rows());

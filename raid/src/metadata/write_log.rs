@@ -14,7 +14,7 @@
 //! ```text
 //!    0  magic          8   "raid6log"
 //!    8  crc32c         4   of header and data, with this field zero
-//!   12  version        2   1
+//!   12  version        2   2
 //!   14  entry_bytes    2   32
 //!   16  array_uuid    16
 //!   32  generation     8   the unit's number
@@ -23,16 +23,19 @@
 //!   52  entry_count    4
 //!   56  slot           4   of the member that it is on
 //!   60  zero          68
-//!  128  entries  124×32    row 8, within 4, len 4, first 2, count 2, parity 1, zero 11
+//!  128  entries  124×32    row 8, within 4, len 4, first 2, count 2, parity 1, zero 3, new 4, old 4
 //! ```
 //! An entry's parity says whether its data are a partial P or a partial Q (`len` bytes of it), or
-//! that there are none, because all data chunks of the row were being written.
+//! that there are none, because all data chunks of the row were being written. `new` and `old` are
+//! its [`Checks`]. Version 1 had none, and is read as well.
 
 use crc_fast::CrcAlgorithm::Crc32Iscsi;
 use std::mem::{offset_of, size_of};
 use thiserror::Error;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::checks::Checks;
 
 /// The size of a header, and of the mark.
 pub const HEADER_BYTES: usize = 4096;
@@ -45,7 +48,9 @@ const MAX_PLACES: u64 = 8;
 /// The smallest place: a header, and partial parity of 4096 bytes.
 const MIN_PLACE_BYTES: u64 = 8 << 10;
 const MAGIC: [u8; 8] = *b"raid6log";
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
+/// Its entries have no checks.
+const VERSION_WITHOUT_CHECKS: u16 = 1;
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -56,7 +61,8 @@ struct RawEntry {
     first: U16,
     count: U16,
     parity: u8,
-    zero: [u8; 11],
+    zero: [u8; 3],
+    checks: [U32; 2],
 }
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -147,6 +153,8 @@ pub struct Entry {
     pub count: u16,
     /// What the entry's data are.
     pub parity: Parity,
+    /// What is known of the chunks' contents.
+    pub checks: Checks,
 }
 
 impl Entry {
@@ -209,8 +217,9 @@ impl Unit {
         if crc(&raw, data) != raw.crc32c.get() {
             return Err(UnitError::Checksum);
         }
-        if raw.version.get() != VERSION {
-            return Err(UnitError::Version(raw.version.get()));
+        let version = raw.version.get();
+        if !(VERSION_WITHOUT_CHECKS..=VERSION).contains(&version) {
+            return Err(UnitError::Version(version));
         }
         if usize::from(raw.entry_bytes.get()) != size_of::<RawEntry>() {
             return Err(UnitError::Inconsistent("the size of an entry"));
@@ -220,7 +229,8 @@ impl Unit {
             .entries
             .get(..count)
             .ok_or(UnitError::Inconsistent("more entries than there is room for"))?;
-        let entries = entries.iter().map(parse_entry).collect::<Result<Vec<_>, _>>()?;
+        let entries = entries.iter().map(|entry| parse_entry(entry, version));
+        let entries = entries.collect::<Result<Vec<_>, _>>()?;
         if entries.iter().map(Entry::data_bytes).sum::<usize>() != data.len() {
             return Err(UnitError::Inconsistent("the length of the data"));
         }
@@ -267,13 +277,14 @@ impl Unit {
                 Parity::P => 1,
                 Parity::Q => 2,
             };
+            raw.checks = entry.checks.to_raw().map(U32::new);
         }
         raw.crc32c = crc(&raw, data).into();
         header.copy_from_slice(raw.as_bytes());
     }
 }
 
-fn parse_entry(raw: &RawEntry) -> Result<Entry, UnitError> {
+fn parse_entry(raw: &RawEntry, version: u16) -> Result<Entry, UnitError> {
     Ok(Entry {
         row: raw.row.get(),
         within_bytes: raw.within.get(),
@@ -285,6 +296,10 @@ fn parse_entry(raw: &RawEntry) -> Result<Entry, UnitError> {
             1 => Parity::P,
             2 => Parity::Q,
             _ => return Err(UnitError::Inconsistent("a kind of parity that does not exist")),
+        },
+        checks: match version {
+            VERSION_WITHOUT_CHECKS => Checks::NONE,
+            _ => Checks::from_raw(raw.checks.map(U32::get)),
         },
     })
 }

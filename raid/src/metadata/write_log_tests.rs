@@ -5,14 +5,16 @@ use proptest::prelude::*;
 
 fn arb_entry() -> impl Strategy<Value = Entry> {
     let parity = prop_oneof![Just(Parity::None), Just(Parity::P), Just(Parity::Q)];
-    (any::<u64>(), any::<u32>(), 0u32..2000, any::<u16>(), any::<u16>(), parity).prop_map(
-        |(row, within_bytes, len_bytes, first, count, parity)| Entry {
+    let checks = any::<[u32; 2]>().prop_map(Checks::from_raw);
+    (any::<u64>(), any::<u32>(), 0u32..2000, any::<u16>(), any::<u16>(), parity, checks).prop_map(
+        |(row, within_bytes, len_bytes, first, count, parity, checks)| Entry {
             row,
             within_bytes,
             len_bytes,
             first,
             count,
             parity,
+            checks,
         },
     )
 }
@@ -81,14 +83,42 @@ fn the_mark_is_as_drawn() {
     let mut bytes = vec![0; HEADER_BYTES];
     Unit::mark([3; 16], 0x0102, 5).put(&mut bytes);
     assert_eq!(&bytes[..8], b"raid6log");
-    assert_eq!(bytes[12..16], [1, 0, 32, 0]);
+    assert_eq!(bytes[12..16], [2, 0, 32, 0]);
     assert_eq!(bytes[16..32], [3; 16]);
     assert_eq!(bytes[32..40], 0x0102u64.to_le_bytes());
     assert_eq!(bytes[40..48], 0x0102u64.to_le_bytes());
     assert_eq!(bytes[48..60], [0, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0]);
     assert!(bytes[60..].iter().all(|&byte| byte == 0));
     let mut later = RawHeader::read_from_bytes(&bytes[..]).unwrap();
-    later.version = 2.into();
-    later.crc32c = crc(&later, &[]).into();
-    assert_eq!(Unit::parse(later.as_bytes()), Err(UnitError::Version(2)));
+    for version in [0, 3] {
+        later.version = version.into();
+        later.crc32c = crc(&later, &[]).into();
+        assert_eq!(Unit::parse(later.as_bytes()), Err(UnitError::Version(version)));
+    }
+}
+
+#[test]
+fn an_entry_is_as_drawn_and_one_of_version_1_has_no_checks() {
+    let entry = Entry {
+        row: 0x0102_0304_0506_0708,
+        within_bytes: 0x1112_1314,
+        len_bytes: 4096,
+        first: 0x2122,
+        count: 0x3132,
+        parity: Parity::None,
+        checks: Checks { new: Some(0x4142_4344), old: None },
+    };
+    let unit = Unit { entries: vec![entry], ..Unit::mark([3; 16], 9, 5) };
+    let mut bytes = vec![0; HEADER_BYTES];
+    unit.put(&mut bytes);
+    assert_eq!(bytes[128..136], 0x0102_0304_0506_0708u64.to_le_bytes());
+    assert_eq!(bytes[136..140], 0x1112_1314u32.to_le_bytes());
+    assert_eq!(bytes[140..150], [0, 16, 0, 0, 0x22, 0x21, 0x32, 0x31, 0, 0]);
+    assert_eq!(bytes[150..160], [0, 0, 0x44, 0x43, 0x42, 0x41, 255, 255, 255, 255]);
+    let mut earlier = RawHeader::read_from_bytes(&bytes[..]).unwrap();
+    earlier.version = 1.into();
+    earlier.entries[0].checks = [U32::ZERO; 2];
+    earlier.crc32c = crc(&earlier, &[]).into();
+    let expected = Unit { entries: vec![Entry { checks: Checks::NONE, ..entry }], ..unit };
+    assert_eq!(Unit::parse(earlier.as_bytes()), Ok(expected));
 }

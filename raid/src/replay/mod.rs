@@ -6,13 +6,14 @@
 //!    It changes nothing.
 //! 2. The caller makes [`Plan::bad`] durable in the superblocks, before anything else: parity that
 //!    cannot be known, because a member is missing whose blocks were being written together with
-//!    others of their row. Those blocks read as an error until they are written again. All others
-//!    are safe: what the log has of them does not depend on what of the writes has happened.
+//!    others of their row, and what is there of that is neither all nor nothing. Those blocks read as
+//!    an error until they are written again. All others are safe: what the log has of them does not
+//!    depend on what of the writes has happened.
 //! 3. [`apply`] writes the parity, flushes the members, and empties the logs.
 //!
 //! After a crash at any point all of it is done again, with the same result: what is decided
 //! depends on data chunks and the log, which the replay does not change, and on parity only where
-//! that is left as it is.
+//! that is left as it is (of P and Q perhaps one, which the other is made to fit).
 //!
 //! Logs are emptied at every start, also after a clean stop: [`apply`] then has nothing else to do.
 //!
@@ -173,19 +174,27 @@ fn decide<M: Medium>(input: &Input<'_, M>, part: &RowPart, plan: &mut Plan) {
     let p_slot = input.geometry.parity_slot(part.row);
     let slots = [Some(p_slot), input.geometry.q_slot(part.row)];
     let here = |slot: usize| input.members.get(slot).is_some_and(Option::is_some);
-    let block = u64::from(input.block_bytes).max(1);
-    let mut at = 0;
-    while at < part.len_bytes {
-        let len = (block - (start + at) % block).min(part.len_bytes - at);
-        let range = at as usize..(at + len) as usize;
-        let verdict = solve::solve(&solve::Block {
+    let ranges = block_ranges(start, part.len_bytes, u64::from(input.block_bytes).max(1));
+    let data: Vec<_> = ranges.iter().map(|range| chunks.data(range)).collect();
+    let blocks: Vec<_> = ranges
+        .iter()
+        .zip(&data)
+        .map(|(range, data)| solve::Block {
             part,
-            data: &chunks.data(&range),
-            p: chunks.parity(0, &range),
-            q: chunks.parity(1, &range),
             range: range.clone(),
-        });
-        let piece = |slot| Piece { slot, range: start + at..start + at + len };
+            data,
+            p: chunks.parity(0, range),
+            q: chunks.parity(1, range),
+        })
+        .collect();
+    let known = solve::identify(part, &blocks);
+    for block in &blocks {
+        let verdict = match &known {
+            Some(known) => solve::fit(block, known),
+            None => solve::solve(block),
+        };
+        let (from, to) = (block.range.start as u64, block.range.end as u64);
+        let piece = |slot| Piece { slot, range: start + from..start + to };
         let present = slots.into_iter().flatten().filter(|&slot| here(slot));
         match verdict {
             Verdict::Keep => {}
@@ -198,8 +207,19 @@ fn decide<M: Medium>(input: &Input<'_, M>, part: &RowPart, plan: &mut Plan) {
                 }
             }
         }
+    }
+}
+
+/// The blocks of a part that begins at `start` on the members, as ranges in it.
+fn block_ranges(start: u64, len_bytes: u64, block_bytes: u64) -> Vec<Range<usize>> {
+    let mut ranges = Vec::new();
+    let mut at = 0;
+    while at < len_bytes {
+        let len = (block_bytes - (start + at) % block_bytes).min(len_bytes - at);
+        ranges.push(at as usize..(at + len) as usize);
         at += len;
     }
+    ranges
 }
 
 /// Adds a write, joined to the one before it on the same member if they touch.

@@ -7,6 +7,7 @@ use super::{Input, Renew};
 use crate::array::{LogKind, LogPlace};
 use crate::device::Medium;
 use crate::geometry::Geometry;
+use crate::metadata::checks::Checks;
 use crate::metadata::ppl;
 use crate::metadata::write_log::{self, Parity, Places, Unit};
 
@@ -122,6 +123,10 @@ fn ppl_parts(geometry: &Geometry, slot: usize, unit: &NewestPpl, read: Read<'_>)
             && ppl::crc32c(&parity) == entry.checksum;
         at += u64::from(entry.parity_bytes);
         let stripes = entry.stripes(geometry).unwrap_or_default();
+        // They are of all that the entry is about.
+        let is_one = matches!(&stripes[..], [stripe]
+            if stripe.len_bytes * stripe.count as u64 == u64::from(entry.data_bytes));
+        let checks = if is_one { entry.checks } else { Checks::NONE };
         if !is_whole || entry.parity_slot as usize != slot {
             continue;
         }
@@ -138,6 +143,7 @@ fn ppl_parts(geometry: &Geometry, slot: usize, unit: &NewestPpl, read: Read<'_>)
                         .map(<[u8]>::to_vec),
                 },
                 q: None,
+                checks,
             }
         }));
     }
@@ -187,6 +193,23 @@ pub(crate) fn live_from(units: &[FoundUnit]) -> u64 {
     units.iter().map(|found| found.unit.live_from).max().unwrap_or(0)
 }
 
+/// The units that a newer one shows to be done with: whoever logs a record waits until the units that
+/// have one for any of the same part of a row are complete and flushed.
+pub(crate) fn superseded(units: &[FoundUnit]) -> Vec<u64> {
+    let overlap = |a: &write_log::Entry, b: &write_log::Entry| {
+        let end =
+            |entry: &write_log::Entry| u64::from(entry.within_bytes) + u64::from(entry.len_bytes);
+        a.row == b.row && u64::from(a.within_bytes) < end(b) && u64::from(b.within_bytes) < end(a)
+    };
+    let is_done = |unit: &Unit| {
+        let newer = units.iter().filter(|other| other.unit.generation > unit.generation);
+        let mut newer = newer.flat_map(|other| &other.unit.entries);
+        newer.any(|newer| unit.entries.iter().any(|entry| overlap(entry, newer)))
+    };
+    let done = units.iter().filter(|found| is_done(&found.unit));
+    done.map(|found| found.unit.generation).collect()
+}
+
 /// An entry of a write log, of one member.
 struct Logged {
     generation: u64,
@@ -228,6 +251,8 @@ fn scan_write_logs<M: Medium>(input: &Input<'_, M>) -> Found {
     }
     let live_from = live_from(&units);
     units.retain(|found| found.unit.generation >= live_from);
+    let superseded = superseded(&units);
+    units.retain(|found| !superseded.contains(&found.unit.generation));
     let mut logged: Vec<_> = units.iter().flat_map(entries_of).collect();
     // The newest first, and the records of P and Q together.
     let key = |l: &Logged| (l.entry.row, l.entry.within_bytes, l.entry.len_bytes, l.entry.first);
@@ -299,6 +324,7 @@ fn write_log_part<M: Medium>(
         modified,
         p,
         q,
+        checks: entry.checks,
     })
 }
 

@@ -14,12 +14,20 @@
 //!   do not agree, or there is only one, the chunk is not known, and so parity is not.
 //! * **Two of M are missing**: neither can be known.
 //!
+//! **What the log knows of M as a whole** comes before all that, where chunks of several are
+//! missing: a checksum of its new contents, and perhaps of the old ([`Checks`]). [`identify`]
+//! computes what is missing from P, from Q, or from both, all along the part; if the result has a
+//! checksum that the log knows, this is what the chunks hold. So a write that was complete loses
+//! nothing, nor does one that had not begun if its old contents were known. What remains is a write
+//! that was half done, whose end nobody has been told of.
+//!
 //! Known: where a chunk of M cannot be known and one of U is missing as well (RAID 6), that one
 //! is told by the log, but afterwards by nothing that could be written: it reads as an error, too.
 
 use std::ops::Range;
 
 use crate::geometry::Role;
+use crate::metadata::checks::{Check, Checks};
 use crate::parity::Kernel;
 
 /// A part of a row that was being written.
@@ -37,6 +45,8 @@ pub(super) struct RowPart {
     pub(super) p: Option<Vec<u8>>,
     /// The partial Q, if the log has it.
     pub(super) q: Option<Vec<u8>>,
+    /// What is known of the contents of all that was being written in it.
+    pub(super) checks: Checks,
 }
 
 impl RowPart {
@@ -54,6 +64,11 @@ impl RowPart {
             modified: self.modified.clone(),
             p: part(&self.p),
             q: part(&self.q),
+            checks: if within.end - within.start == self.len_bytes {
+                self.checks
+            } else {
+                Checks::NONE
+            },
         }
     }
 }
@@ -81,6 +96,89 @@ pub(super) enum Verdict {
     Write([Option<Vec<u8>>; 2]),
     /// Parity cannot be known.
     Unknown,
+}
+
+/// Finds out what the chunks that were being written hold, from all blocks of a part: nothing if
+/// the log cannot tell, or need not. By chunk, in order of their indices.
+pub(super) fn identify(part: &RowPart, blocks: &[Block<'_>]) -> Option<Vec<Vec<u8>>> {
+    let is_missing = |block: &Block<'_>| {
+        let mut modified = part.modified.clone();
+        modified.any(|index| block.data[index].is_none())
+    };
+    if part.checks.is_none() || !blocks.iter().any(is_missing) {
+        return None;
+    }
+    // What P says first; for Q it is the same where that is the only one.
+    let candidates = [true, false].map(|prefer_p| fill(part, blocks, prefer_p));
+    let checked = candidates.into_iter().flatten().map(|chunks| {
+        let mut check = Check::new();
+        chunks.iter().for_each(|chunk| check.add(chunk));
+        (Some(check.value()), chunks)
+    });
+    let mut checked: Vec<_> = checked.collect();
+    // New contents first: where a crash interrupts the replay, the next one finds the same.
+    let known = [part.checks.new, part.checks.old].into_iter().filter(Option::is_some);
+    let found = known.flat_map(|known| checked.iter().position(|(check, _)| *check == known));
+    found.take(1).next().map(|at| checked.swap_remove(at).1)
+}
+
+/// The chunks that were being written, what is missing of them computed from one parity, or from
+/// both where two are; nothing if some of it cannot be computed.
+fn fill(part: &RowPart, blocks: &[Block<'_>], prefer_p: bool) -> Option<Vec<Vec<u8>>> {
+    let mut chunks = vec![Vec::with_capacity(part.len_bytes as usize); part.modified.len()];
+    for block in blocks {
+        let missing = part.modified.clone().filter(|&index| block.data[index].is_none());
+        let missing: Vec<_> = missing.collect();
+        let computed =
+            if missing.is_empty() { Vec::new() } else { missing_of(block, &missing, prefer_p)? };
+        for (chunk, index) in chunks.iter_mut().zip(part.modified.clone()) {
+            let at = missing.iter().position(|&other| other == index);
+            chunk.extend(match at {
+                Some(at) => computed.get(at)?,
+                None => block.data[index]?,
+            });
+        }
+    }
+    Some(chunks)
+}
+
+/// Chunks that are missing of those that were being written, as parity has them.
+fn missing_of(block: &Block<'_>, missing: &[usize], prefer_p: bool) -> Option<Vec<Vec<u8>>> {
+    let partial = Partial::new(block);
+    let without =
+        |parity: Option<&[u8]>, partial: &Option<Vec<u8>>| Some(rest(parity?, partial.as_ref()?));
+    let (mut p, mut q) = (without(block.p, &partial.p), without(block.q, &partial.q));
+    if missing.len() == 1 && p.is_some() && q.is_some() {
+        if prefer_p { q = None } else { p = None }
+    }
+    let zeros = vec![0; block.range.len()];
+    let is_modified = |index: usize| block.part.modified.contains(&index);
+    let data = block.data.iter().enumerate();
+    let data =
+        data.map(|(index, chunk)| if is_modified(index) { *chunk } else { Some(&zeros[..]) });
+    let data: Vec<_> = data.collect();
+    let mut computed = vec![zeros.clone(); missing.len()];
+    let wanted = missing.iter().zip(&mut computed);
+    let mut wanted: Vec<_> =
+        wanted.map(|(&index, out)| (Role::Data(index), &mut out[..])).collect();
+    let done = Kernel::best().reconstruct(&data, p.as_deref(), q.as_deref(), &mut wanted);
+    done.is_ok().then_some(computed)
+}
+
+/// What is to be done where the chunks that were being written are known ([`identify`]).
+pub(super) fn fit(block: &Block<'_>, chunks: &[Vec<u8>]) -> Verdict {
+    let mut data = block.data.to_vec();
+    for (index, chunk) in block.part.modified.clone().zip(chunks) {
+        data[index] = chunk.get(block.range.clone());
+    }
+    let verdict =
+        solve(&Block { part: block.part, range: block.range.clone(), data: &data, ..*block });
+    let Verdict::Write([p, q]) = verdict else { return verdict };
+    let differs = |new: Option<Vec<u8>>, is: Option<&[u8]>| new.filter(|new| is != Some(&new[..]));
+    match [differs(p, block.p), differs(q, block.q)] {
+        [None, None] => Verdict::Keep,
+        parities => Verdict::Write(parities),
+    }
 }
 
 pub(super) fn solve(block: &Block<'_>) -> Verdict {

@@ -5,6 +5,7 @@ use std::cell::{Cell, RefCell};
 use super::solve::RowPart;
 use super::*;
 use crate::geometry::{Level, Role};
+use crate::metadata::checks::{Check, Checks};
 use crate::metadata::ppl::Entry;
 use crate::metadata::write_log::{Parity, Places, Unit};
 use crate::parity::Kernel;
@@ -93,6 +94,8 @@ struct Row {
     old: Vec<Vec<u8>>,
     new: Vec<Vec<u8>>,
     partial: [Vec<u8>; 2],
+    /// What the log knows of the contents.
+    checks: Checks,
 }
 
 impl Row {
@@ -119,7 +122,18 @@ impl Row {
         let (old_pq, new_pq) = (pq(&old, &|_| true), pq(&new, &|_| true));
         old.extend(old_pq.into_iter().take(geometry.parities()));
         new.extend(new_pq.into_iter().take(geometry.parities()));
-        Self { geometry: *geometry, row, modified, within, old, new, partial }
+        let checks = Checks::NONE;
+        Self { geometry: *geometry, row, modified, within, old, new, partial, checks }
+    }
+
+    /// The checksums of the written chunks, new and old.
+    fn all_checks(&self) -> Checks {
+        let of = |chunks: &[Vec<u8>]| {
+            let mut check = Check::new();
+            self.modified.clone().for_each(|index| check.add(&chunks[index]));
+            Some(check.value())
+        };
+        Checks { new: of(&self.new), old: of(&self.old) }
     }
 
     fn slot(&self, chunk: usize) -> usize {
@@ -168,7 +182,7 @@ impl Row {
         if kind_of(&self.geometry) == LogKind::Ppl {
             let place = (self.within.start, self.len() as u32);
             let parity = partial.map(|partial| &partial[..]);
-            let entry = Entry::new(&self.geometry, self.row, run, place, parity);
+            let entry = Entry::new(&self.geometry, self.row, run, place, parity, self.checks);
             let header = ppl::Header {
                 signature: ppl::signature(UUID),
                 generation: 4,
@@ -188,6 +202,7 @@ impl Row {
                 (_, 0) => Parity::P,
                 _ => Parity::Q,
             },
+            checks: self.checks,
         };
         // In its place, whichever number that takes.
         let generation = Places::new(LOG.len_bytes).unwrap().count() * 2;
@@ -356,15 +371,20 @@ fn losses(geometry: &Geometry) -> Vec<Vec<usize>> {
     all
 }
 
-/// Every crash state of one write: each chunk that it touches old or new.
+/// Every crash state of one write: each chunk that it touches old or new, and the log without any
+/// checksum of the contents, with that of the new ones, and with both.
 fn every_state(geometry: &Geometry, rows: Range<u64>, mut each: impl FnMut(&Row, u32, Vec<Drive>)) {
     let mut random = Random::new(5);
     for row in rows {
         for modified in runs(geometry.data_chunks()) {
             let within = if row % 2 == 0 { 0..4096 } else { 4096..8192 };
-            let row = Row::new(geometry, row, modified, within, &mut random);
+            let mut row = Row::new(geometry, row, modified, within, &mut random);
             let touched = row.touched();
-            for state in 0..1u32 << touched.len() {
+            let all = row.all_checks();
+            let checks = [Checks::NONE, Checks { old: None, ..all }, all];
+            for state in 0..3 << touched.len() {
+                row.checks = checks[(state >> touched.len()) as usize];
+                let state = state & ((1 << touched.len()) - 1);
                 let drives = row.drives(&vec![true; geometry.parities()]);
                 for (bit, &chunk) in touched.iter().enumerate() {
                     if state >> bit & 1 == 1 {
@@ -388,7 +408,7 @@ fn copy(drives: &[Drive]) -> Vec<Drive> {
 }
 
 fn check_every_state(geometry: &Geometry, rows: Range<u64>) {
-    let mut errors = 0;
+    let (mut errors, mut saved) = (0, [0, 0]);
     every_state(geometry, rows, |row, state, drives| {
         for lost in losses(geometry) {
             let drives = copy(&drives);
@@ -400,13 +420,28 @@ fn check_every_state(geometry: &Geometry, rows: Range<u64>) {
                 calls += 1;
                 assert!(calls < 20);
             }
-            errors += crashed.check();
+            let lost_blocks = crashed.check();
+            errors += lost_blocks;
+            // A write that was complete, or not begun, harms nothing.
+            let touched = row.touched().len() as u32;
+            let states = [(row.checks.new, (1 << touched) - 1), (row.checks.old, 0)];
+            for (known, (check, whole)) in states.into_iter().enumerate() {
+                if check.is_some() && state == whole {
+                    assert_eq!(lost_blocks, 0, "{:?} {state:b} {lost:?}", row.modified);
+                    saved[known] += 1;
+                    let expected = if known == 0 { &row.new } else { &row.old };
+                    for (index, chunk) in expected.iter().take(geometry.data_chunks()).enumerate() {
+                        assert_eq!(crashed.read(index, &(0..row.len())).as_ref(), Some(chunk));
+                    }
+                }
+            }
             let again = crashed.plan();
             assert!(again.bad.is_empty() && again.replayed == 0, "{state} {lost:?}: it is done");
             assert!(again.is_complete);
         }
     });
     assert!(errors > 0, "there are states in which something is lost");
+    assert!(saved.iter().all(|&saved| saved > 0));
 }
 
 #[test]
@@ -425,7 +460,8 @@ fn raid6_every_crash_state_with_every_loss() {
 
 /// What is said of blocks that cannot be known is exact: RAID 5 only if several were written and
 /// the lost one is among them; RAID 6 only if, besides, P and Q contradict each other or one of
-/// them is lost too, or two of the written ones are.
+/// them is lost too, or two of the written ones are; and neither if the log knows the contents, and
+/// the write was complete, or not begun, on all that is left.
 #[test]
 fn no_more_is_lost_than_has_to_be() {
     let geometry = Geometry::new(Level::Raid6, 6, CHUNK as u32, 16 * CHUNK).unwrap();
@@ -444,7 +480,17 @@ fn no_more_is_lost_than_has_to_be() {
             let same_age = |parity| others.clone().all(|index| is_new(index) == is_new(parity));
             let agree = same_age(4) && same_age(5) && is_new(4) == is_new(5);
             let may_lose = row.modified.len() > 1 && gone > 0 && parities > 0;
-            if !may_lose || (gone == 1 && parities == 2 && agree) {
+            // Where the log knows the contents, one parity that fits the others is enough, or both
+            // where two chunks are gone.
+            let all_are = |new: bool| {
+                let mut parity = (4..6).filter(|&p| !is_lost(p)).map(|p| is_new(p) == new);
+                let is_parity =
+                    if gone == 1 { parity.any(|fits| fits) } else { parity.all(|fits| fits) };
+                others.clone().all(|index| is_new(index) == new) && is_parity
+            };
+            let is_known = (row.checks.new.is_some() && all_are(true))
+                || (row.checks.old.is_some() && all_are(false));
+            if !may_lose || (gone == 1 && parities == 2 && agree) || is_known {
                 assert!(plan.bad.is_empty(), "{:?} {state:b} {lost:?}", row.modified);
             } else {
                 assert_eq!(plan.bad.len(), parities);
@@ -464,11 +510,17 @@ fn any_mixture_of_blocks() {
         let modified = all[random.below(all.len() as u64) as usize].clone();
         let start = random.below(16) * 512;
         let end = start + 512 * (1 + random.below((CHUNK - start) / 512));
-        let row = Row::new(&geometry, random.below(16), modified, start..end, &mut random);
+        let mut row = Row::new(&geometry, random.below(16), modified, start..end, &mut random);
+        if random.below(2) == 1 {
+            row.checks = row.all_checks();
+        }
         let drives = row.drives(&[true, true][..geometry.parities()]);
+        // Often nothing or all of the write, so that what is known of it is of use.
+        let (new, of) = [(1, 2), (0, 1), (1, 1), (1, 16), (15, 16)][random.below(5) as usize];
+        let whole = [row.checks.old, None, row.checks.new][if of == 1 { 2 * new } else { 1 }];
         for chunk in row.touched() {
             for at in (0..row.len()).step_by(512) {
-                if random.below(2) == 1 {
+                if random.below(of) < new as u64 {
                     let place = DATA_OFFSET + row.start() + at as u64;
                     drives[row.slot(chunk)].put(place, &row.new[chunk][at..at + 512]);
                 }
@@ -490,7 +542,8 @@ fn any_mixture_of_blocks() {
         while !crashed.replay(calls) {
             calls += 1;
         }
-        crashed.check();
+        let lost = crashed.check();
+        assert!(whole.is_none() || lost == 0, "round {round}");
     }
 }
 
@@ -566,7 +619,7 @@ fn the_newest_of_several_units_counts_as_md_has_it() {
         for (n, row) in rows.iter().enumerate() {
             let generation = if n as u64 <= newest { 100 + n as u64 } else { 50 + n as u64 };
             let parity = Some(&row.partial[0][..]);
-            let entry = Entry::new(&geometry, 2, (0, 1), (0, 4096), parity);
+            let entry = Entry::new(&geometry, 2, (0, 1), (0, 4096), parity, Checks::NONE);
             let signature = ppl::signature(UUID);
             let header = ppl::Header { signature, generation, entries: vec![entry] };
             let at = LOG.offset_bytes + n as u64 * 8192;
@@ -598,6 +651,7 @@ fn only_live_units_count_and_the_newest_of_them() {
         modified: 0..1,
         p: Some(vec![fill; (within.end - within.start) as usize]),
         q: Some(vec![fill; (within.end - within.start) as usize]),
+        checks: Checks::NONE,
     };
     let drives: Vec<_> = (0..5).map(|_| Drive::new()).collect();
     let places = Places::new(LOG.len_bytes).unwrap();
@@ -605,7 +659,8 @@ fn only_live_units_count_and_the_newest_of_them() {
     for (slot, drive) in drives.iter().enumerate() {
         drive.put(LOG.offset_bytes, &mark(LogKind::WriteLog, UUID, slot, 1)[..]);
     }
-    let units = [(6, 6, 0..4096, 66u8), (8, 6, 1024..2048, 77)];
+    // The newest shows that what the one before it covers is safe: both are about one part.
+    let units = [(6, 6, 0..4096, 66u8), (7, 6, 4096..6144, 55), (8, 6, 1024..2048, 77)];
     let done = (5, 4, 4096..8192, 44);
     for (generation, live_from, within, fill) in std::iter::once(done).chain(units) {
         for (slot, parity) in slots.into_iter().zip([Parity::P, Parity::Q]) {
@@ -618,6 +673,7 @@ fn only_live_units_count_and_the_newest_of_them() {
                 first: 0,
                 count: 1,
                 parity,
+                checks: Checks::NONE,
             };
             let slot_number = slot as u32;
             let entries = vec![entry];
@@ -631,7 +687,7 @@ fn only_live_units_count_and_the_newest_of_them() {
     let bad = RefCell::default();
     let crashed = Crashed { row: &row, drives: &drives, lost: &[], block_bytes: 512, bad };
     let parts = crashed.with_input(scan::scan).parts;
-    assert_eq!(parts, [part(1024..2048, 77), part(0..1024, 66), part(2048..4096, 66)]);
+    assert_eq!(parts, [part(1024..2048, 77), part(4096..6144, 55)]);
 }
 
 /// A clean array's logs are emptied, and nothing else.

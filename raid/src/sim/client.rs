@@ -28,6 +28,8 @@ pub(crate) struct Scene {
     pub(crate) unit: usize,
     /// The array is being stopped: requests may be refused.
     pub(crate) is_stopping: Cell<bool>,
+    /// The operator has taken parity as right that need not be.
+    pub(crate) was_forced: Rc<Cell<bool>>,
     /// Writes that failed and may still be carried out.
     pub(crate) lingering: RefCell<Vec<Asked>>,
 }
@@ -183,7 +185,9 @@ impl Scene {
         let Err(error) = result else { return true };
         let is_allowed = match &error {
             ArrayError::NotReady => self.is_stopping.get() || self.ground.may_fail_writes(),
-            ArrayError::NoSpace { .. } => self.ground.had_no_space(),
+            ArrayError::NoSpace { slot } => {
+                self.ground.had_no_space() || self.ground.may_lack_room(*slot)
+            }
             ArrayError::ReadFailed { .. } | ArrayError::Unrecovered { .. } => {
                 self.model.borrow().may_fail(at.clone())
                     || self.ground.may_be_unreadable(at)
@@ -193,7 +197,7 @@ impl Scene {
             ArrayError::WriteFailed(_) => {
                 self.ground.may_fail_writes() || self.ground.may_be_unreadable(at)
             }
-            ArrayError::OutOfRange => false,
+            ArrayError::OutOfRange | ArrayError::BadBlocksFull { .. } => false,
         };
         let ground = &self.ground;
         assert!(is_allowed, "{what} of {at:?} fails without a cause: {error:?}; {ground:?}");
@@ -251,6 +255,10 @@ impl Scene {
         // What is read where copies may differ, and cannot be made equal any more, depends on the
         // members that are there at the moment.
         let settles = !self.cannot_be_mended(&at);
+        if self.was_forced.get() {
+            // What the operator has taken as right nobody knows.
+            return true;
+        }
         let mut model = self.model.borrow_mut();
         for (index, sector) in buffer.chunks(SECTOR_BYTES).enumerate() {
             let number = at.start + index;

@@ -24,8 +24,12 @@ pub(crate) struct Ground {
     pub(crate) places: RefCell<Vec<Option<Place>>>,
     /// Read errors at which a member may be failed.
     pub(crate) read_error_limit: u64,
+    /// Entries that a member's list of bad blocks may have.
+    pub(crate) bad_block_limit: u32,
     /// The slots that were not in sync at some moment, and why, as the engine had it.
     pub(crate) out: RefCell<Vec<bool>>,
+    /// Those that were at any time, though they may have been rebuilt since.
+    pub(crate) ever_out: RefCell<Vec<bool>>,
     /// By number of drive: it was in the array, and lacks a write that was acknowledged.
     pub(crate) stale: Rc<RefCell<Vec<bool>>>,
     pub(crate) epoch: Cell<u64>,
@@ -110,6 +114,7 @@ impl Ground {
                 "member {slot} is {state:?} without a cause: {self:?}"
             );
             self.out.borrow_mut()[slot] = true;
+            self.ever_out.borrow_mut()[slot] = true;
         }
     }
 
@@ -160,6 +165,12 @@ impl Ground {
         self.faults.no_space() > 0
     }
 
+    /// Whether the list of bad blocks of a member may be so full that an entry cannot become two, as
+    /// it has to when the middle of it is written.
+    pub(crate) fn may_lack_room(&self, slot: usize) -> bool {
+        self.shared.bad_blocks(slot).len() as u64 >= u64::from(self.bad_block_limit)
+    }
+
     /// Whether some of these sectors may be unreadable.
     pub(crate) fn may_be_unreadable(&self, at: &Range<usize>) -> bool {
         let end_bytes = (at.end * SECTOR_BYTES) as u64;
@@ -171,6 +182,7 @@ impl Ground {
         self.exceeds_tolerance(at, |slot, range| {
             let meets = |bad: &BadRange| bad.start_bytes < range.end && range.start < bad.end_bytes;
             self.is_out(slot)
+                || self.ever_out.borrow()[slot]
                 || self.disk(slot).is_some_and(|disk| self.faults.hits(disk).reads > 0)
                 || bad[slot].iter().any(meets)
         })

@@ -31,10 +31,10 @@ use crate::assemble::{
     create, decide, examine_medium, plan_assemble,
 };
 use crate::buffer::Pool;
-use crate::device::signature::Contents;
 use crate::geometry::{Geometry, Level};
 use crate::metadata::layout::place;
 use crate::metadata::{Consistency, Timestamp};
+use crate::mutation::mutation;
 use uuid::Uuid;
 
 thread_local! {
@@ -89,8 +89,8 @@ pub(crate) struct Life {
     drives: Rc<RefCell<Drives>>,
     uuid: Uuid,
     truth: Rc<RefCell<Truth>>,
-    /// Rows that were being written at a crash, since all parity was right.
-    exposed_rows: BTreeSet<u64>,
+    /// Sectors that were being written at a crash, since all parity was right.
+    exposed: BTreeSet<usize>,
     lasting: Lasting,
     calls: u64,
 }
@@ -158,9 +158,9 @@ impl Life {
             was_forced: Rc::default(),
         };
         let uuid = Uuid::from_u128(u128::from(random.next()) << 64 | u128::from(random.next()));
-        let (truth, exposed_rows) = (Rc::default(), BTreeSet::new());
+        let (truth, exposed) = (Rc::default(), BTreeSet::new());
         let drives = Rc::new(RefCell::new(drives));
-        Self { random, plot, shape, geometry, drives, uuid, truth, exposed_rows, lasting, calls: 0 }
+        Self { random, plot, shape, geometry, drives, uuid, truth, exposed, lasting, calls: 0 }
     }
 
     /// Operations of the drives in the first boot.
@@ -345,11 +345,7 @@ impl Life {
     fn present(&mut self, all: bool) -> Vec<usize> {
         let mut rest: Vec<usize> = (0..self.drives.borrow().0.len()).collect();
         // New drives that never came into the array stay out of this.
-        let is_blank = |medium: &SimMedium| {
-            examine_medium(medium).is_ok_and(|drive| drive.contents == Contents::Blank)
-        };
-        let media = self.media(&rest, &Fuse::new(None, 0), &Rc::default());
-        rest.retain(|disk| !is_blank(&media[*disk]));
+        rest.retain(|disk| !self.drives.borrow().get(*disk).borrow().is_blank());
         if !all && self.random.below(4) == 0 {
             let keep = self.random.below(100);
             rest.retain(|_| self.random.below(100) < keep);
@@ -460,6 +456,10 @@ impl Life {
     ) {
         let starts_without = !self.are_all_here(present);
         self.truth.borrow_mut().started_without |= starts_without;
+        if starts_without && answer.run {
+            // From here on there may be two histories.
+            self.truth.borrow_mut().took_risk = true;
+        }
         let stale = self.lasting.stale.borrow().clone();
         let used: Vec<usize> = plan
             .slots
@@ -504,6 +504,10 @@ impl Life {
             slots.iter().flatten().map(|&d| self.drives.borrow().get(d).borrow().model.block_bytes);
         let block_bytes = blocks.max().unwrap_or(SECTOR_BYTES) as u32;
         self.allow_what_the_logs_cannot_know(plan, answer);
+        if answer.force && !plan.risks.is_empty() {
+            self.lasting.was_forced.set(true);
+            self.lasting.is_tainted.set(true);
+        }
         let (mut handle, _) = ArrayHandle::assemble(plan, drives, media);
         let replayed = match handle.replay(block_bytes, answer.force) {
             Ok(replayed) => replayed,
@@ -517,7 +521,8 @@ impl Life {
         self.lasting.story.borrow_mut().count("parts of rows replayed", replayed.parts as u64);
         // A loss that was not known yet is recorded before anybody reads or writes.
         let recorded = handle.recorded().clone();
-        if recorded.members.iter().any(|state| *state == MemberState::Missing)
+        if recorded.members.contains(&MemberState::Missing)
+            && !mutation!("no-record-of-loss-at-start")
             && let Err(error) = handle.record(&recorded)
         {
             assert!(fuse.is_blown(), "the start failed: {error}");
@@ -558,10 +563,6 @@ impl Life {
                 truth.known_events = Some(events);
             }
         }
-        if answer.force && !plan.risks.is_empty() {
-            self.lasting.was_forced.set(true);
-            self.lasting.is_tainted.set(true);
-        }
         let recorded = handle.recorded().clone();
         let place = |slot: usize| {
             Some(Place {
@@ -579,6 +580,7 @@ impl Life {
             bad_blocks: recorded.bad_blocks,
             intent,
             read_error_limit: self.shape.read_error_limit,
+            bad_block_limit: self.shape.bad_block_limit,
             cores: self.shape.cores,
             unit: self.shape.unit(),
         };
@@ -586,27 +588,36 @@ impl Life {
     }
 
     /// Blocks of a missing member that were being written at a crash may be lost where there is a
-    /// log, and may be anything where there is none and the operator took that risk.
+    /// log, and may be anything where there is none and the operator took that risk. Where two are
+    /// missing, one that is not known takes the block of the other member beside it along.
     fn allow_what_the_logs_cannot_know(&mut self, plan: &AssemblyPlan, answer: &Answer) {
         let parities = self.geometry.level().parities();
         let is_out = |slot: usize| plan.slots[slot].state != MemberState::InSync;
-        if parities == 0 || !(0..plan.slots.len()).any(is_out) {
+        let out = (0..plan.slots.len()).filter(|&slot| is_out(slot)).count();
+        if parities == 0 || out == 0 {
             return;
         }
+        let place = |sector: usize| {
+            let in_row = self.geometry.in_row((sector * SECTOR_BYTES) as u64);
+            (in_row, is_out(self.geometry.data_slot(in_row.row, in_row.index)))
+        };
+        let exposed = self.exposed.iter().map(|&sector| place(sector));
+        let rows: BTreeSet<u64> = exposed.clone().map(|(in_row, _)| in_row.row).collect();
+        let lost = exposed.filter(|(_, is_out)| *is_out);
+        let beside: BTreeSet<_> = lost.map(|(at, _)| (at.row, at.within_bytes)).collect();
         let mut model = self.lasting.model.borrow_mut();
         let was_synced = self.truth.borrow().is_synced;
         for sector in 0..model.sectors() {
-            let offset = (sector * SECTOR_BYTES) as u64;
-            let in_row = self.geometry.in_row(offset);
-            let slot = self.geometry.data_slot(in_row.row, in_row.index);
-            if !is_out(slot) {
+            let (in_row, is_out) = place(sector);
+            if !is_out {
                 continue;
             }
-            let is_exposed = self.exposed_rows.contains(&in_row.row);
+            let is_exposed = self.exposed.contains(&sector)
+                || (out > 1 && beside.contains(&(in_row.row, in_row.within_bytes)));
             if is_exposed && model.is_known(sector) {
                 model.allow_failure(sector);
             }
-            if answer.force && (is_exposed || !was_synced) {
+            if answer.force && (rows.contains(&in_row.row) || !was_synced) {
                 model.allow_anything(sector);
             }
         }
@@ -669,16 +680,14 @@ impl Life {
         }
     }
 
-    /// Notes which rows are being written, now that all ends.
+    /// Notes what is being written, now that all ends.
     fn expose(&mut self, boot: &Boot) {
         let doing = boot.shared.recovery_status(Duration::ZERO).state;
         if boot.shared.is_in_sync() && doing == RecoveryState::Idle {
-            self.exposed_rows.clear();
+            self.exposed.clear();
         }
         if self.geometry.level().parities() > 0 {
-            let exposed = self.lasting.model.borrow().exposed(true);
-            let row = |sector: usize| self.geometry.row_of((sector * SECTOR_BYTES) as u64);
-            self.exposed_rows.extend(exposed.into_iter().map(row));
+            self.exposed.extend(self.lasting.model.borrow().exposed(true));
         }
     }
 

@@ -75,7 +75,8 @@ impl UringDrive {
     /// What an error of the kernel means for this drive.
     fn error(&self, error: &io::Error) -> DriveError {
         match DriveError::from_errno(error.raw_os_error().unwrap_or(libc::EIO)) {
-            DriveError::NoSpace if self.has_vanished() => DriveError::Gone,
+            // What a drive that was pulled had under way, and flushes, end in an error of its own.
+            DriveError::NoSpace | DriveError::Io { .. } if self.has_vanished() => DriveError::Gone,
             error => error,
         }
     }

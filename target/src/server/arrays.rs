@@ -15,10 +15,10 @@ use std::time::Duration;
 use raidfabric_raid::array::{BadRange, IntentLayout, MemberState, Wanted};
 use raidfabric_raid::assemble::{
     self, ArrayHandle, ArrayInfo, AssemblyPlan, CreateError, Decision, Description, Examined,
-    Expected, NewArray, NotMember, ReplayFailure, examine,
+    Expected, NewArray, NotMember, ReplayFailure, UpdateError, examine,
 };
 use raidfabric_raid::device::{
-    Identity, Intent, OpenDevice, Patience, advice, open, open_patiently,
+    Identity, Intent, Medium, OpenDevice, Patience, advice, open, open_patiently,
 };
 use raidfabric_raid::geometry::{self, Geometry};
 use raidfabric_raid::memory::MemoryDrive;
@@ -394,7 +394,7 @@ impl Prospect {
             let medium = media.get(left.drive)?;
             Some(Description {
                 identity: medium.identity().clone(),
-                size_bytes: raidfabric_raid::device::Medium::size_bytes(medium),
+                size_bytes: Medium::size_bytes(medium),
                 contents: examined.get(left.drive)?.contents.clone(),
             })
         };
@@ -554,10 +554,15 @@ pub(super) fn settle(
     Ok(array)
 }
 
-/// The event count to be remembered of an array that starts with `events`: what is remembered stays,
-/// as no member has been lost since; otherwise one less than now, which no lost member has, and every
-/// member does that a crash left one behind.
+/// The event count to be remembered of an array that starts with `events`. With a member missing or
+/// being rebuilt it is the one that all others have, which no lost member has: the loss may have been
+/// recorded in the superblocks right before a power cut, and never been noted. Otherwise what is
+/// remembered stays, as no member has been lost since; or else it is one less than now, which no lost
+/// member has, and every member does that a crash left one behind.
 fn remembered_events(state: &StateDirectory, array: &OpenArray, events: u64) -> u64 {
+    if array.members.iter().any(|member| *member != MemberState::InSync) {
+        return array.common_events().unwrap_or(events);
+    }
     let known = state.record(&array.name).ok().flatten();
     let known = known.filter(|known| known.uuid == array.uuid).and_then(|known| known.events);
     known.filter(|known| *known <= events).unwrap_or_else(|| events.saturating_sub(1))
@@ -648,8 +653,20 @@ pub(super) fn ready_intent(
             crate::config::format_bytes(replayed.bad_bytes)
         );
     }
+    record_losses(handle).map_err(|error| failed(error.into()))?;
     let layout = handle.intent_layout(replayed.next_generation);
     layout.map_err(|error| failed(error.into()))
+}
+
+/// Has it recorded that members are missing, if the superblocks do not say so yet: before anybody
+/// writes, and also before anybody reads, as what is read of copies that differ has to be what is
+/// read when a missing one is back after a crash.
+fn record_losses<M: Medium>(handle: &mut ArrayHandle<M>) -> Result<(), UpdateError> {
+    let recorded = handle.recorded().clone();
+    if recorded.members.contains(&MemberState::Missing) {
+        handle.record(&recorded)?;
+    }
+    Ok(())
 }
 
 fn memory_geometry(array: &Array, sizes: &[u64]) -> Result<Geometry, ArrayStartError> {
@@ -727,6 +744,15 @@ impl OpenArray {
         Some(handle.info().events)
     }
 
+    /// The event count that all members in sync have; none in memory.
+    fn common_events(&self) -> Option<u64> {
+        let handle = self.handle.as_ref()?;
+        let handle = handle.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let in_sync = |slot: usize| self.members.get(slot) == Some(&MemberState::InSync);
+        let members = handle.members().iter().filter(|member| in_sync(member.slot()));
+        members.map(|member| member.superblock().events()).min()
+    }
+
     /// The members' names by slot, as they are remembered: those of empty slots stay what they
     /// were.
     pub fn member_names(&self) -> Vec<String> {
@@ -754,7 +780,7 @@ pub(super) fn member_plan(
     let medium = member.medium();
     let fd: OwnedFd = medium.descriptors().io.try_clone()?;
     let facts = DriveFacts {
-        size_bytes: raidfabric_raid::device::Medium::size_bytes(medium),
+        size_bytes: Medium::size_bytes(medium),
         block_size_bytes: medium.logical_block_bytes(),
         has_volatile_cache: medium.has_volatile_cache(),
     };

@@ -463,15 +463,28 @@ impl ServedArray {
         }
         let newcomer = blocking(move || Newcomer::open(&drive)).await?;
         let name = newcomer.name();
+        let cache_was_lost = newcomer.medium.has_volatile_cache();
+        // Before it is in its place: what is there is read.
+        if !self.shared.can_mend(slot, cache_was_lost) {
+            let why = match self.shared.can_mend(slot, false) {
+                true => "what it had in its cache may be lost, and with it what parity stands for",
+                false => "it has lost what it had acknowledged, or the array failed in another way",
+            };
+            return Err(Refusal::conflict(format!(
+                "{name} is back, but array {} cannot go on with it as it was: {why}. Restart the \
+                 daemon, which assembles the array anew",
+                self.name()
+            )));
+        }
         let prepared = {
             let (handle, timeout) = (Arc::clone(handle), self.conduct.member_timeout);
             blocking(move || reopen(&handle, slot, newcomer, timeout)).await?
         };
         self.set_drive(cores, slot, &prepared).await?;
         self.learn_label(slot, prepared.label.clone());
-        if !self.shared.mend(slot, prepared.has_volatile_cache) {
+        if !self.shared.mend(slot, cache_was_lost) {
             return Err(Refusal::conflict(format!(
-                "{name} is back in slot {slot}, but the array cannot go on with it as it was; \
+                "{name} is back in slot {slot}, but the array has failed in another way meanwhile; \
                  restart the daemon, which assembles it anew"
             )));
         }
@@ -504,7 +517,6 @@ pub(super) struct Added {
 struct Prepared {
     label: Label,
     data_offset_bytes: u64,
-    has_volatile_cache: bool,
     /// Where the write intent is on it.
     places: IntentPlaces,
     /// What is known of it, if it was this slot's member and what it misses is known.
@@ -527,7 +539,7 @@ fn prepare(
     timeout: Duration,
 ) -> Result<Prepared, Refusal> {
     let Newcomer { medium, examined } = newcomer;
-    let (identity, has_volatile_cache) = (medium.identity().clone(), medium.has_volatile_cache());
+    let identity = medium.identity().clone();
     let mut handle = handle.lock().unwrap_or_else(PoisonError::into_inner);
     let component_bytes = handle.info().geometry.component_bytes;
     let misses = handle.missed_by(slot, &examined).map_err(Refusal::failed)?;
@@ -549,7 +561,7 @@ fn prepare(
     let data_offset_bytes = handle.member(slot).map_or(0, |member| member.data_offset_bytes());
     let label = Label { identity, limit: TimeLimit { timeout, ..TimeLimit::default() } };
     let places = handle.intent_places(slot);
-    Ok(Prepared { label, data_offset_bytes, has_volatile_cache, places, returning })
+    Ok(Prepared { label, data_offset_bytes, places, returning })
 }
 
 /// Puts a new handle on a member's drive in place of the old one. Blocking.
@@ -560,7 +572,7 @@ fn reopen(
     timeout: Duration,
 ) -> Result<Prepared, Refusal> {
     let Newcomer { medium, examined } = newcomer;
-    let (identity, has_volatile_cache) = (medium.identity().clone(), medium.has_volatile_cache());
+    let identity = medium.identity().clone();
     let mut handle = handle.lock().unwrap_or_else(PoisonError::into_inner);
     let medium = PatientDevice::new(medium, timeout);
     handle.reopen(slot, medium, &examined).map_err(|medium| {
@@ -573,7 +585,7 @@ fn reopen(
     let data_offset_bytes = handle.member(slot).map_or(0, |member| member.data_offset_bytes());
     let label = Label { identity, limit: TimeLimit { timeout, ..TimeLimit::default() } };
     let places = handle.intent_places(slot);
-    Ok(Prepared { label, data_offset_bytes, has_volatile_cache, places, returning: None })
+    Ok(Prepared { label, data_offset_bytes, places, returning: None })
 }
 
 /// Does what blocks where that does not matter.

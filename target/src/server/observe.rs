@@ -164,6 +164,10 @@ fn limit(limit: Limit) -> String {
         Limit::Foreground => "foreground latency".to_owned(),
         Limit::RateLimit => "the maximum rate (resync: max)".to_owned(),
         Limit::Memory => "lack of memory".to_owned(),
+        Limit::BadBlocksFull { slot } => format!(
+            "the list of bad blocks of slot {slot}, which is full: more has been lost than can be \
+             noted; write what was lost before that place again, from a backup, to make room"
+        ),
         Limit::Space { slot } => format!("lack of space below slot {slot}"),
     }
 }

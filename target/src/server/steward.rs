@@ -13,7 +13,7 @@
 //! What changes is logged once.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -33,6 +33,8 @@ use super::spares;
 const LOOK: Duration = Duration::from_secs(1);
 /// How long a drive is left alone that could not be had.
 const REFUSAL_PATIENCE: Duration = Duration::from_secs(60);
+/// A drive that has gone so soon after it failed was pulled, whatever error was the first to tell.
+const PULL_PATIENCE: Duration = Duration::from_secs(5);
 /// How long a slot is left without a drive before a spare takes its place.
 const SPARE_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -58,6 +60,9 @@ struct Steward {
     failure: Option<Failure>,
     /// Since when a slot has had no drive that works.
     lacking_since: Vec<Option<Instant>>,
+    /// Since when a member has had a fault, and whether its drive was pulled.
+    faulty_since: Vec<Option<Instant>>,
+    pulled: Vec<bool>,
     /// Since when commands wait.
     holding_since: Option<Instant>,
     /// Drives that were tried and could not be had, by kind and event count: not tried again for a
@@ -73,6 +78,8 @@ impl Steward {
         array.shared.set_hold(!hold.is_zero());
         Self {
             lacking_since: vec![None; told.len()],
+            faulty_since: vec![None; told.len()],
+            pulled: vec![false; told.len()],
             told,
             failure: None,
             holding_since: None,
@@ -92,8 +99,13 @@ impl Steward {
         }
         self.hold(Instant::now());
         self.note_lacks(Instant::now());
-        if self.failure.is_some() && self.array.handle().is_some() {
-            self.mend().await;
+        self.note_pulls(Instant::now());
+        if self.failure.is_some() {
+            // Nothing could be filled from what is left, until it works again.
+            if self.array.handle().is_some() {
+                self.mend().await;
+            }
+            return;
         }
         if self.array.handle().is_none() || self.lacking_since.iter().all(Option::is_none) {
             return;
@@ -176,21 +188,44 @@ impl Steward {
         }
     }
 
+    /// Notes which members failed because their drives were pulled: what was under way then may have
+    /// ended in any error, before the drive was known to be gone.
+    fn note_pulls(&mut self, now: Instant) {
+        for (slot, since) in self.faulty_since.iter_mut().enumerate() {
+            let Some(pulled) = self.pulled.get_mut(slot) else { continue };
+            let Some(fault) = self.array.shared.member_fault(slot) else {
+                (*since, *pulled) = (None, false);
+                continue;
+            };
+            let age = now.duration_since(*since.get_or_insert(now));
+            if age <= PULL_PATIENCE && may_be_a_pull(fault) {
+                let kind = self.array.label(slot).map(|label| label.identity.kind);
+                *pulled |= kind.is_some_and(|kind| is_unplugged(Path::new("/sys"), kind));
+            }
+        }
+    }
+
+    /// Whether the drive of a slot was not there any more when its member failed.
+    fn had_gone(&self, slot: usize) -> bool {
+        let was_pulled = self.pulled.get(slot).is_some_and(|pulled| *pulled);
+        was_pulled || self.array.shared.member_fault(slot).is_some_and(MemberFault::is_gone)
+    }
+
     /// Slots whose drive may come back by itself.
     fn returning_slots(&self) -> impl Iterator<Item = usize> {
         let states = self.told.iter().enumerate();
         let may = |(slot, state): &(usize, &MemberState)| {
-            may_return(**state, self.array.shared.member_fault(*slot))
+            let has_fault = self.array.shared.member_fault(*slot).is_some();
+            may_return(**state, has_fault, self.had_gone(*slot))
         };
         states.filter(may).map(|(slot, _)| slot)
     }
 
     /// Takes drives again without which the array has failed.
     async fn mend(&mut self) {
-        let shared = Arc::clone(&self.array.shared);
-        let is_gone = |slot: &usize| shared.member_fault(*slot).is_some_and(was_gone);
         let states = (0..).zip(&self.told).filter(|(_, state)| **state == MemberState::InSync);
-        let slots: Vec<usize> = states.map(|(slot, _)| slot).filter(is_gone).collect();
+        let slots = states.map(|(slot, _)| slot).filter(|slot| self.had_gone(*slot));
+        let slots: Vec<usize> = slots.collect();
         if slots.is_empty() {
             return;
         }
@@ -302,23 +337,32 @@ impl Steward {
 
 /// Whether the drive of a slot in this state is taken again as soon as it is there: it was never
 /// there, or has gone. What failed in another way, or was taken out by an operator, is not.
-fn may_return(state: MemberState, fault: Option<MemberFault>) -> bool {
+fn may_return(state: MemberState, has_fault: bool, had_gone: bool) -> bool {
     match state {
-        MemberState::Missing => fault.is_none_or(was_gone),
-        MemberState::Failed => fault.is_some_and(was_gone),
+        MemberState::Missing => had_gone || !has_fault,
+        MemberState::Failed => had_gone,
         MemberState::InSync | MemberState::Rebuilding => false,
     }
 }
 
-/// Whether a member failed because its drive was not there any more.
-fn was_gone(fault: MemberFault) -> bool {
-    matches!(
-        fault,
-        MemberFault::Write(DriveError::Gone)
-            | MemberFault::Flush(DriveError::Gone)
-            | MemberFault::Unreachable(DriveError::Gone)
-            | MemberFault::Superblock(DriveError::Gone)
-    )
+/// Whether this is what is told first of some drives that were pulled.
+fn may_be_a_pull(fault: MemberFault) -> bool {
+    let (MemberFault::Write(error)
+    | MemberFault::Flush(error)
+    | MemberFault::Unreachable(error)
+    | MemberFault::Superblock(error)) = fault
+    else {
+        return false;
+    };
+    matches!(error, DriveError::Io { .. })
+}
+
+/// Whether the kernel has a block device no more. Its number is not given again while it is open.
+fn is_unplugged(sys: &Path, kind: Kind) -> bool {
+    match kind {
+        Kind::Block { major, minor } => !sys.join(format!("dev/block/{major}:{minor}")).exists(),
+        Kind::File { .. } => false,
+    }
 }
 
 #[cfg(test)]
@@ -341,7 +385,27 @@ mod tests {
             (MemberState::InSync, None, false),
             (MemberState::Rebuilding, None, false),
         ] {
-            assert_eq!(may_return(state, fault), expected, "{state:?} {fault:?}");
+            let had_gone = fault.is_some_and(MemberFault::is_gone);
+            let found = may_return(state, fault.is_some(), had_gone);
+            assert_eq!(found, expected, "{state:?} {fault:?}");
         }
+    }
+
+    /// A drive that was pulled while it was being flushed had failed with an error, and did not come
+    /// back.
+    #[test]
+    fn a_drive_that_was_pulled_is_known_whatever_it_told_first() {
+        let io = DriveError::Io { errno: 5 };
+        assert!(may_be_a_pull(MemberFault::Flush(io)) && may_be_a_pull(MemberFault::Write(io)));
+        assert!(!may_be_a_pull(MemberFault::Write(DriveError::TimedOut)));
+        assert!(!may_be_a_pull(MemberFault::Operator));
+        assert!(!may_be_a_pull(MemberFault::ReadErrors(20)));
+        let sys = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(sys.path().join("dev/block/259:0")).unwrap();
+        let block = |minor| Kind::Block { major: 259, minor };
+        assert!(!is_unplugged(sys.path(), block(0)));
+        assert!(is_unplugged(sys.path(), block(1)));
+        assert!(!is_unplugged(sys.path(), Kind::File { device: 1, inode: 2 }));
+        assert!(may_return(MemberState::Failed, true, true));
     }
 }

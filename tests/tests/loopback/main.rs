@@ -10,6 +10,7 @@ mod faults;
 mod files;
 mod hostile;
 mod io;
+mod losses;
 mod model;
 mod races;
 mod shapes;

@@ -27,13 +27,23 @@ pub(crate) struct Model {
     pub(crate) shadow: Vec<u8>,
     readers: Vec<u16>,
     writing: Vec<bool>,
+    /// Whether what is deallocated reads as zeros whatever its size: stripes with parity are only
+    /// deallocated whole.
+    is_freely_deallocated: bool,
 }
 
 impl Model {
     /// A volume that holds this.
     pub(crate) fn new(shadow: Vec<u8>) -> Self {
         let blocks = shadow.len() / BLOCK;
-        Self { shadow, readers: vec![0; blocks], writing: vec![false; blocks] }
+        let (readers, writing) = (vec![0; blocks], vec![false; blocks]);
+        Self { shadow, readers, writing, is_freely_deallocated: true }
+    }
+
+    /// The same for an array of this level.
+    pub(crate) fn of(level: &str, shadow: Vec<u8>) -> Self {
+        let has_parity = matches!(level, "raid5" | "raid6");
+        Self { is_freely_deallocated: !has_parity, ..Self::new(shadow) }
     }
 
     fn try_read(&mut self, blocks: &Range<usize>) -> bool {
@@ -95,7 +105,11 @@ pub(crate) async fn actor(volume: Volume, model: Rc<RefCell<Model>>, seed: u64, 
             model.read_done(&blocks);
             continue;
         }
-        let data = match random.below(10) {
+        let kind = match random.below(10) {
+            1 if !model.borrow().is_freely_deallocated => 0,
+            kind => kind,
+        };
+        let data = match kind {
             0 => {
                 volume.write_zeroes(start, count as u32, random.below(2) == 0).await.unwrap();
                 None

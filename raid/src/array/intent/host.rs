@@ -2,6 +2,7 @@
 
 use super::super::error::ArrayError;
 use super::super::membership::{MemberState, Wanted};
+use super::super::reserve::Reserve;
 use super::super::shared::Shared;
 use super::super::{Array, Timer};
 use super::{IntentPlaces, Members};
@@ -45,6 +46,10 @@ impl<D: Drive> Members for Array<D> {
 
     fn allocate(&self, len: usize) -> Option<Buffer> {
         self.pool.allocate(len)
+    }
+
+    fn reserve(&self) -> &Reserve {
+        &self.intent_reserve
     }
 }
 

@@ -28,18 +28,18 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
 use super::super::error::{ArrayError, WriteFailure};
-use super::LogRecord;
 use super::layout::{LogKind, LogLayout, LogPlace};
-use super::members::{Members, flush_all, write_all, write_new};
+use super::members::{Members, Memory, flush_all, write_all, write_new};
 use super::unit::{self, Part};
-use crate::buffer::SharedBuffer;
+use super::{LogRecord, MAX_BUFFER_BYTES};
+use crate::buffer::{Buffer, SharedBuffer};
 use crate::geometry::Geometry;
 use crate::metadata::write_log::Places;
 use crate::metadata::{ppl, write_log};
 use crate::mutation::mutation;
 
 /// The largest unit that is written: so that its buffer is a block of this size.
-const MAX_UNIT_BYTES: u64 = 128 << 10;
+const MAX_UNIT_BYTES: u64 = MAX_BUFFER_BYTES as u64;
 /// Where in a PPL units begin, behind the first header, which stays.
 const PPL_UNITS_FROM: u64 = ppl::HEADER_BYTES as u64;
 /// Smaller PPLs have no header that stays.
@@ -222,13 +222,16 @@ impl Log {
         }
         let has_place = |slot: &usize| members.is_writable(*slot) && self.place(*slot).is_some();
         let p_slot = slots[0].filter(|_| is_whole || record.p.is_some()).filter(has_place);
-        let q_slot = slots[1].filter(|_| is_whole || record.q.is_some()).filter(has_place);
+        let q_slot = slots[1].filter(|_| !mutation!("log-without-q"));
+        let q_slot = q_slot.filter(|_| is_whole || record.q.is_some()).filter(has_place);
         let index = match (self.kind, p_slot, q_slot) {
             (_, None, None) | (LogKind::Ppl, None, _) => return Ok(None),
             (LogKind::Ppl, Some(slot), _) => slot,
             (LogKind::WriteLog, ..) => 0,
         };
-        if mutation!("write-before-log-record") {
+        if mutation!("write-before-log-record")
+            || mutation!("no-log-while-degraded") && members.is_degraded()
+        {
             return Ok(None);
         }
         let ticket = self.sequence(index).enter(Record { log: record, p_slot, q_slot });
@@ -266,25 +269,49 @@ impl Log {
         }
         let mut result = Err(ArrayError::NotReady);
         let mut generation = None;
+        // With little memory fewer go together, and one alone waits until there is some.
         for most in [usize::MAX, 4, 1] {
             let limits = Limits { most, data_bytes: self.unit_data_bytes(), depth: self.depth() };
             let Some(batch) = self.sequence(index).begin_unit(self.kind, &limits) else { break };
+            let slots = self.slots_of(index, &batch);
+            let sizes = slots.iter().map(|&slot| unit::unit_bytes(&batch.records, slot) as u32);
+            let sizes: Vec<_> = sizes.collect();
+            let memory = match (most, Memory::at_once(members, &sizes)) {
+                (_, Some(memory)) => Ok(memory),
+                (1, None) => Memory::take(members, &sizes).await,
+                (_, None) => {
+                    self.sequence(index).take_back(batch);
+                    continue;
+                }
+            };
             generation = Some(batch.generation);
-            if let Some(writes) = self.units(members, index, &batch) {
-                drop(batch);
-                result = write_all(members, writes.into_iter()).await;
-                break;
-            }
-            if most > 1 {
-                self.sequence(index).take_back(batch);
-                generation = None;
-            }
+            result = match memory {
+                Ok(memory) => self.write_units(members, index, batch, (slots, memory)).await,
+                Err(error) => Err(error),
+            };
+            break;
         }
         lead.end(|sequence| {
             if let Some(generation) = generation {
                 sequence.written(generation, result);
             }
         });
+    }
+
+    /// Writes the units of a batch, each in its buffer.
+    async fn write_units(
+        &self,
+        members: &impl Members,
+        index: usize,
+        batch: Batch,
+        (slots, memory): (Vec<usize>, Memory<'_>),
+    ) -> Result<(), ArrayError> {
+        let Memory { buffers, claim } = memory;
+        let writes = self.units(members, index, &batch, slots.into_iter().zip(buffers));
+        drop(batch);
+        let result = write_all(members, writes.into_iter()).await;
+        drop(claim);
+        result
     }
 
     /// Flushes the members if what is in the way of the next unit only waits for that.
@@ -300,43 +327,47 @@ impl Log {
         Ok(())
     }
 
-    /// The units of a batch, by member; none if memory is short.
-    fn units(
-        &self,
-        members: &impl Members,
-        index: usize,
-        batch: &Batch,
-    ) -> Option<Vec<(usize, u64, SharedBuffer)>> {
-        let mut units = Vec::new();
+    /// The members that get a unit of a batch.
+    fn slots_of(&self, index: usize, batch: &Batch) -> Vec<usize> {
         if self.kind == LogKind::Ppl {
-            let place = self.place(index)?;
-            let signature = ppl::signature(self.array_uuid);
-            let unit =
-                unit::ppl(members, &self.geometry, (signature, batch.generation), &batch.records)?;
-            let mut sequence = self.sequence(index);
-            let at = sequence.ppl_position(&place, unit.len() as u64);
-            if members.is_writable(index) {
-                units.push((index, place.offset_bytes + at, unit));
-            }
-            return Some(units);
+            return vec![index];
         }
         let slots = batch.records.iter().flat_map(|record| [record.p_slot, record.q_slot]);
         let mut slots: Vec<_> = slots.flatten().collect();
         slots.sort_unstable();
         slots.dedup();
-        for slot in slots.into_iter().filter(|&slot| members.is_writable(slot)) {
+        slots
+    }
+
+    /// The units of a batch with their places, by member, for those that still take writes.
+    fn units(
+        &self,
+        members: &impl Members,
+        index: usize,
+        batch: &Batch,
+        buffers: impl Iterator<Item = (usize, Buffer)>,
+    ) -> Vec<(usize, u64, SharedBuffer)> {
+        let unit = |(slot, buffer): (usize, Buffer)| {
             let place = self.place(slot)?;
-            let places = Places::new(place.len_bytes)?;
-            let header = unit::WriteLogHeader {
-                array_uuid: self.array_uuid,
-                generation: batch.generation,
-                live_from: batch.live_from,
-                slot,
+            let (at, unit) = if self.kind == LogKind::Ppl {
+                let marks = (ppl::signature(self.array_uuid), batch.generation);
+                let len_bytes = buffer.len() as u64;
+                let unit = unit::ppl(buffer, &self.geometry, marks, &batch.records)?;
+                (self.sequence(index).ppl_position(&place, len_bytes), unit)
+            } else {
+                let header = unit::WriteLogHeader {
+                    array_uuid: self.array_uuid,
+                    generation: batch.generation,
+                    live_from: batch.live_from,
+                    slot,
+                };
+                let places = Places::new(place.len_bytes)?;
+                let unit = unit::write_log(buffer, &header, &batch.records);
+                (places.offset_bytes(batch.generation), unit)
             };
-            let unit = unit::write_log(members, &header, &batch.records)?;
-            units.push((slot, place.offset_bytes + places.offset_bytes(batch.generation), unit));
-        }
-        Some(units)
+            members.is_writable(slot).then_some((slot, place.offset_bytes + at, unit))
+        };
+        buffers.filter_map(unit).collect()
     }
 
     /// Empties the log of a member that is about to take writes: whatever it held is of a time
@@ -349,7 +380,11 @@ impl Log {
     ) -> Result<(), ArrayError> {
         let Some((offset, len)) = self.places.get(slot) else { return Ok(()) };
         let piece = ZERO_BYTES.min(place.len_bytes.next_multiple_of(4096));
-        let mut zeros = members.allocate(piece as usize).ok_or(ArrayError::NotReady)?;
+        let sizes = [piece as u32, ppl::HEADER_BYTES as u32];
+        let Memory { mut buffers, claim } = Memory::take(members, &sizes).await?;
+        let (Some(mut mark), Some(mut zeros)) = (buffers.pop(), buffers.pop()) else {
+            return Err(ArrayError::NotReady);
+        };
         zeros.fill(0);
         let zeros = zeros.freeze();
         for at in (0..place.len_bytes).step_by(piece as usize) {
@@ -357,7 +392,6 @@ impl Log {
             write_new(members, slot, place.offset_bytes + at, data).await?;
         }
         drop(zeros);
-        let mut mark = members.allocate(ppl::HEADER_BYTES).ok_or(ArrayError::NotReady)?;
         match self.kind {
             LogKind::Ppl => {
                 let mut sequence = self.sequence(slot);
@@ -376,6 +410,7 @@ impl Log {
         }
         let mark = mark.freeze();
         write_new(members, slot, place.offset_bytes, mark).await?;
+        drop(claim);
         len.store(place.len_bytes, Ordering::SeqCst);
         offset.store(place.offset_bytes, Ordering::SeqCst);
         Ok(())
@@ -445,7 +480,7 @@ impl Sequence {
 
     /// Whether the next unit's place is not that of one that is live.
     fn has_room(&self, depth: usize) -> bool {
-        let oldest = self.live.front();
+        let oldest = self.live.front().filter(|_| !mutation!("reuse-log-under-writes"));
         oldest.is_none_or(|unit| self.next_generation - unit.generation < depth as u64)
     }
 

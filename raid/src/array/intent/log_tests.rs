@@ -9,7 +9,8 @@ use super::super::test_members::{Fails, Fault, TestMembers};
 use super::*;
 use crate::drive::DriveError;
 use crate::geometry::Level;
-use crate::replay::scan::{live_from, newest_ppl, write_log_units};
+use crate::metadata::checks::Checks;
+use crate::replay::scan::{live_from, newest_ppl, superseded, write_log_units};
 use crate::sim::world::World;
 
 const UUID: [u8; 16] = [9; 16];
@@ -139,6 +140,7 @@ impl Test {
             count,
             p: part(&p, Some(self.geometry.parity_slot(row))),
             q: part(&q, self.geometry.q_slot(row)),
+            checks: Checks { new: Some(len), old: None },
         };
         let (has_p, has_q) = (record.p.is_some() || is_whole, record.q.is_some() || is_whole);
         match self.log.log(&*self.members, record).await {
@@ -212,6 +214,7 @@ impl Test {
                     && stripes[0].within_bytes == written.within
                     && parity == written.p
                     && ppl::crc32c(parity) == entry.checksum
+                    && entry.checks.new == Some(written.len)
             });
             assert!(found, "row {} is not in the newest unit of member {slot}", written.row);
         }
@@ -233,6 +236,8 @@ impl Test {
             units.extend(write_log_units(&read, PLACE_LEN, UUID, slot).unwrap());
         }
         let live_from = live_from(&units);
+        let superseded = superseded(&units);
+        units.retain(|found| !superseded.contains(&found.unit.generation));
         for written in all.values() {
             let (p, q) = (
                 self.geometry.parity_slot(written.row),
@@ -255,6 +260,7 @@ impl Test {
                             entry.row == written.row
                                 && u64::from(entry.within_bytes) == written.within
                                 && data == parity
+                                && entry.checks.new == Some(written.len)
                         })
                 });
                 assert!(found, "row {} is not live on member {slot}", written.row);
@@ -353,6 +359,7 @@ fn when_the_array_cannot_lose_the_member_nobody_writes() {
                     count: 1,
                     p: parity.clone(),
                     q: parity,
+                    checks: Checks::NONE,
                 };
                 assert!(test.log.log(&*test.members, record).await.is_err());
                 done.set(done.get() + 1);
@@ -381,6 +388,7 @@ fn records_of_many_share_a_unit() {
                     count: 1,
                     p: parity.clone(),
                     q: parity,
+                    checks: Checks::NONE,
                 };
                 let token = test.log.log(&*test.members, record).await.unwrap().unwrap();
                 test.world.sleep_ns(40_000).await;
@@ -391,6 +399,37 @@ fn records_of_many_share_a_unit() {
         assert!(test.world.run_until(|| done.get() == 64));
         let writes = test.members.writes.borrow()[test.geometry.parity_slot(0)];
         assert!((2..=16).contains(&writes), "{kind:?}: {writes} log writes for 64 rows");
+    }
+}
+
+/// Without memory of the commands' a record still is written, from the reserve; all get their turn.
+#[test]
+fn without_memory_records_are_written_one_by_one() {
+    for kind in [LogKind::Ppl, LogKind::WriteLog] {
+        let test = Test::new(3, kind);
+        let done = Rc::new(Cell::new(0));
+        for row in 0..60 {
+            let (test, done) = (Rc::clone(&test), Rc::clone(&done));
+            let parity = test.buffer(&[7; CHUNK as usize]);
+            test.world.clone().spawn(async move {
+                let record = LogRecord {
+                    row,
+                    within_bytes: 0,
+                    len_bytes: CHUNK as u32,
+                    first: 0,
+                    count: 1,
+                    p: parity.clone(),
+                    q: parity,
+                    checks: Checks::NONE,
+                };
+                let token = test.log.log(&*test.members, record).await.unwrap().unwrap();
+                test.world.sleep_ns(40_000).await;
+                test.log.end(token);
+                done.set(done.get() + 1);
+            });
+        }
+        test.members.is_short.set(true);
+        assert!(test.world.run_until(|| done.get() == 60), "{kind:?}: {} of 60", done.get());
     }
 }
 
@@ -448,6 +487,7 @@ fn an_abandoned_unit_ends_all_logging() {
         count: 1,
         p: test.buffer(&[1; 512]),
         q: None,
+        checks: Checks::NONE,
     };
     let mut first = Box::pin(test.log.log(&*test.members, record(&test)));
     let waker = futures_util::task::noop_waker();

@@ -2,6 +2,7 @@
 //! with drives that fail.
 
 use super::super::error::{ArrayError, WriteFailure};
+use super::super::reserve::{Claim, Reserve};
 use crate::buffer::{Buffer, SharedBuffer};
 use crate::drive::DriveError;
 
@@ -35,8 +36,41 @@ pub(in crate::array) trait Members {
     /// Regions have become dirty: reads under way are to notice, and who repairs them.
     fn became_dirty(&self) {}
 
-    /// Memory for `len` bytes; their contents are unspecified.
+    /// Memory for `len` bytes, of what all commands share; its contents are unspecified.
     fn allocate(&self, len: usize) -> Option<Buffer>;
+
+    /// This core's memory for the write intent alone.
+    fn reserve(&self) -> &Reserve;
+}
+
+/// Buffers to be written. To be kept until the writes have ended.
+pub(super) struct Memory<'a> {
+    /// In the order of the sizes that were asked for.
+    pub(super) buffers: Vec<Buffer>,
+    /// To be dropped after them.
+    pub(super) claim: Option<Claim<'a>>,
+}
+
+impl<'a> Memory<'a> {
+    /// Buffers of these sizes, if they are there now.
+    pub(super) fn at_once(members: &'a impl Members, sizes: &[u32]) -> Option<Self> {
+        let buffers = sizes.iter().map(|&size| members.allocate(size as usize));
+        Some(Self { buffers: buffers.collect::<Option<_>>()?, claim: None })
+    }
+
+    /// Buffers of these sizes; waits for the reserve, if there is nothing else.
+    ///
+    /// # Errors
+    /// If drives that do not answer have all of that.
+    pub(super) async fn take(members: &'a impl Members, sizes: &[u32]) -> Result<Self, ArrayError> {
+        if let Some(memory) = Self::at_once(members, sizes) {
+            return Ok(memory);
+        }
+        let mut buffers = Vec::with_capacity(sizes.len());
+        let claim = members.reserve().take(sizes, &mut buffers).await;
+        let claim = claim.ok_or(ArrayError::NotReady)?;
+        Ok(Self { buffers: buffers.into_iter().flatten().collect(), claim: Some(claim) })
+    }
 }
 
 /// Flushes all members that take writes. One that cannot has failed.

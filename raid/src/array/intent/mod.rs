@@ -13,6 +13,10 @@
 //! [`Intent::log`] for each part of a row, just before that is submitted, and [`Intent::logged_end`]
 //! when all members concerned have completed it; [`Intent::end`] for the range, before the answer.
 //!
+//! **Memory.** What is written down goes to memory that all commands share, or to a reserve of the
+//! core's. Who waits for the reserve holds none of it, and whoever holds some only waits for drives:
+//! so a wait for it ends.
+//!
 //! **Nothing here is cancelled.** The futures must run to completion once polled, as those of the
 //! array's writes: what they submitted would otherwise land on newer bits. If one is dropped all
 //! the same, nothing is written down any more and every write fails.
@@ -27,6 +31,7 @@ mod regions;
 mod test_members;
 mod unit;
 
+use std::io;
 use std::ops::Range;
 
 pub use layout::{
@@ -38,9 +43,26 @@ use regions::Regions;
 
 use super::Timer;
 use super::error::ArrayError;
+use super::reserve::Reserve;
 use crate::buffer::SharedBuffer;
 use crate::geometry::Geometry;
 use crate::metadata::bitmap::RegionMap;
+use crate::metadata::checks::Checks;
+
+/// The largest buffer that anything here needs.
+const MAX_BUFFER_BYTES: usize = 128 << 10;
+
+/// Memory of a core for it, for when what commands share is used up: so much that the units of a
+/// record of RAID 6 find room beside two that drives that hang have not given back.
+const RESERVE_BYTES: usize = 4 * MAX_BUFFER_BYTES;
+
+/// Memory of its own for the write intent, on one core.
+///
+/// # Errors
+/// If there is none.
+pub(in crate::array) fn new_reserve() -> io::Result<Reserve> {
+    Reserve::new(RESERVE_BYTES, MAX_BUFFER_BYTES)
+}
 
 /// The write intent of one array; all cores share it.
 pub(in crate::array) struct Intent {
@@ -72,6 +94,8 @@ pub(in crate::array) struct LogRecord {
     pub(in crate::array) p: Option<SharedBuffer>,
     /// Their sum with Q's coefficients (RAID 6); none if there are no others, or no member for Q.
     pub(in crate::array) q: Option<SharedBuffer>,
+    /// What is known of the written chunks' contents.
+    pub(in crate::array) checks: Checks,
 }
 
 /// The right to submit a write that is logged; used up by [`Intent::logged_end`].

@@ -5,6 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use super::super::error::{ArrayError, WriteFailure};
+use super::super::reserve::Reserve;
 use super::Members;
 use crate::buffer::{Buffer, Pool, SharedBuffer};
 use crate::drive::DriveError;
@@ -42,6 +43,9 @@ pub(super) struct TestMembers {
     pub(super) tolerance: Cell<usize>,
     is_broken: Cell<bool>,
     pool: Pool,
+    reserve: Reserve,
+    /// All memory that commands share is in use.
+    pub(super) is_short: Cell<bool>,
     /// Told when a flush begins and ends.
     pub(super) on_flush: RefCell<Option<OnFlush>>,
     /// Writes that have ended, by slot.
@@ -59,6 +63,8 @@ impl TestMembers {
             tolerance: Cell::new(slots),
             is_broken: Cell::new(false),
             pool: Pool::new(8 << 20, 1 << 20).unwrap(),
+            reserve: super::new_reserve().unwrap(),
+            is_short: Cell::new(false),
             on_flush: RefCell::default(),
             writes: RefCell::new(vec![0; slots]),
         })
@@ -199,6 +205,10 @@ impl Members for TestMembers {
     }
 
     fn allocate(&self, len: usize) -> Option<Buffer> {
-        self.pool.allocate(len)
+        self.pool.allocate(len).filter(|_| !self.is_short.get())
+    }
+
+    fn reserve(&self) -> &Reserve {
+        &self.reserve
     }
 }

@@ -1,8 +1,7 @@
-//! Records as the bytes of a unit. Pure, but for the memory that they go to.
+//! Records as the bytes of a unit. Pure.
 
 use super::layout::LogKind;
 use super::log::{Record, part_of};
-use super::members::Members;
 use crate::buffer::{Buffer, SharedBuffer};
 use crate::geometry::Geometry;
 use crate::metadata::{ppl, write_log};
@@ -31,7 +30,7 @@ impl Record {
 /// Whether one more record fits into a unit, whose data are `data_bytes` at most on each member.
 pub(super) fn fits(kind: LogKind, records: &[Record], record: &Record, data_bytes: usize) -> bool {
     let max_entries = match kind {
-        LogKind::Ppl => ppl::MAX_ENTRIES,
+        LogKind::Ppl => ppl::MAX_OWN_ENTRIES,
         LogKind::WriteLog => write_log::MAX_ENTRIES,
     };
     let fits_on = |slot: usize| {
@@ -47,13 +46,14 @@ pub(super) fn fits(kind: LogKind, records: &[Record], record: &Record, data_byte
     [record.p_slot, record.q_slot].into_iter().flatten().all(fits_on)
 }
 
-/// Memory for a unit with the partial parities of `parts` behind a header of 4096 bytes.
-fn put_data<'a>(
-    members: &impl Members,
-    parts: impl Iterator<Item = (&'a Record, Part)> + Clone,
-) -> Option<Buffer> {
-    let data: usize = parts.clone().map(|(record, part)| record.parity_bytes(part)).sum();
-    let mut unit = members.allocate(ppl::HEADER_BYTES + data)?;
+/// The length of the unit that a member gets of these records.
+pub(super) fn unit_bytes(records: &[Record], slot: usize) -> usize {
+    let parts = records.iter().filter_map(|record| Some((record, part_of(record, slot)?)));
+    ppl::HEADER_BYTES + parts.map(|(record, part)| record.parity_bytes(part)).sum::<usize>()
+}
+
+/// Puts the partial parities of `parts` behind a header of 4096 bytes.
+fn put_data<'a>(unit: &mut [u8], parts: impl Iterator<Item = (&'a Record, Part)>) {
     let mut at = ppl::HEADER_BYTES;
     for (record, part) in parts {
         if let Some(parity) = record.parity(part) {
@@ -61,22 +61,22 @@ fn put_data<'a>(
             at += parity.len();
         }
     }
-    Some(unit)
 }
 
-/// A unit of md's PPL; none if memory is short. `marks`: signature and generation.
+/// A unit of md's PPL, put into a buffer of its length ([`unit_bytes`]). `marks`: signature and
+/// generation.
 pub(super) fn ppl(
-    members: &impl Members,
+    mut unit: Buffer,
     geometry: &Geometry,
     marks: (u32, u64),
     records: &[Record],
 ) -> Option<SharedBuffer> {
-    let mut unit = put_data(members, records.iter().map(|record| (record, Part::P)))?;
+    put_data(&mut unit, records.iter().map(|record| (record, Part::P)));
     let entry = |record: &Record| {
         let log = &record.log;
         let place = (log.within_bytes, log.len_bytes);
         let parity = log.p.as_ref().map(|parity| &parity[..]);
-        ppl::Entry::new(geometry, log.row, (log.first, log.count), place, parity)
+        ppl::Entry::new(geometry, log.row, (log.first, log.count), place, parity, log.checks)
     };
     let entries: Vec<_> = records.iter().map(entry).collect();
     let header = unit.first_chunk_mut::<{ ppl::HEADER_BYTES }>()?;
@@ -92,14 +92,14 @@ pub(super) struct WriteLogHeader {
     pub(super) slot: usize,
 }
 
-/// A member's unit of the write log; none if memory is short.
+/// A member's unit of the write log, put into a buffer of its length ([`unit_bytes`]).
 pub(super) fn write_log(
-    members: &impl Members,
+    mut unit: Buffer,
     header: &WriteLogHeader,
     records: &[Record],
-) -> Option<SharedBuffer> {
+) -> SharedBuffer {
     let parts = records.iter().filter_map(|record| Some((record, part_of(record, header.slot)?)));
-    let mut unit = put_data(members, parts.clone())?;
+    put_data(&mut unit, parts.clone());
     let entry = |(record, part): (&Record, Part)| {
         let log = &record.log;
         write_log::Entry {
@@ -113,6 +113,7 @@ pub(super) fn write_log(
                 (Some(_), Part::P) => write_log::Parity::P,
                 (Some(_), Part::Q) => write_log::Parity::Q,
             },
+            checks: log.checks,
         }
     };
     let header = write_log::Unit {
@@ -123,5 +124,5 @@ pub(super) fn write_log(
         entries: parts.map(entry).collect(),
     };
     header.put(&mut unit);
-    Some(unit.freeze())
+    unit.freeze()
 }

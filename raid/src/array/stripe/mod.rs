@@ -5,19 +5,20 @@
 //! behind it come along; what they change is cut into slices, and for each the way is chosen that
 //! reads least ([`plan`]). Writes of a sequential stream are held for a moment, so that rows are
 //! written whole ([`gather`]). What a pass reads and computes is in memory of its own
-//! ([`reserve`], [`work`]). Reads that cannot simply be read, and zeroing, are in [`read`] and
-//! [`zero`].
+//! ([`super::reserve`], [`work`]). Reads that cannot simply be read, and zeroing, are in [`read`] and
+//! [`zero`]. What is left of passes that a failure of the array cut short waits for its drives in
+//! [`parked`].
 //!
 //! Reads of healthy members do not come here: they see the chunks as they are on the members, old
 //! or new, whatever is done to the row.
 
 mod counters;
 mod gather;
+mod parked;
 mod pass;
 mod plan;
 mod queue;
 mod read;
-mod reserve;
 #[cfg(test)]
 mod tests;
 mod work;
@@ -33,13 +34,14 @@ pub(in crate::array) use counters::StripeCounters;
 pub use counters::StripeStatistics;
 
 use super::error::{ArrayError, WriteFailure};
+use super::reserve::Reserve;
 use super::{Array, Done};
 use crate::drive::{Drive, DriveError};
 use crate::geometry::{Geometry, MAX_CHUNK_BYTES};
 use gather::{StreamId, Streams};
+use parked::Parked;
 use plan::{Roles, Way, parity_roles};
 use queue::{Kind, Rows, TicketGuard};
-use reserve::Reserve;
 use work::{Job, Piece, Workspace};
 
 /// Tickets for which there is room before anything is allocated.
@@ -51,8 +53,8 @@ const RESERVE_BYTES: usize = 16 << 20;
 /// Workspaces that are kept when nobody needs them.
 const WORKSPACES: usize = 64;
 
-/// How long a write waits at most for others to complete its row.
-const MAX_HOLD: Duration = Duration::from_micros(500);
+/// How often it is looked whether holds are over.
+const HOLD_TICK: Duration = Duration::from_micros(500);
 
 /// A place in the queue of a row.
 type Ticket<'a> = TicketGuard<'a, Piece, Done>;
@@ -79,6 +81,7 @@ pub(in crate::array) struct Stripe {
     /// Whether somebody ends holds in time; without, nothing is held.
     gathers: Cell<bool>,
     reserve: Reserve,
+    parked: Parked,
     /// In boxes, as they are large and change hands.
     #[expect(clippy::vec_box, reason = "they are moved into futures")]
     workspaces: RefCell<Vec<Box<Workspace>>>,
@@ -120,6 +123,7 @@ impl Stripe {
             streams: RefCell::new(Streams::new()),
             gathers: Cell::new(false),
             reserve: Reserve::new(RESERVE_BYTES, MAX_CHUNK_BYTES as usize)?,
+            parked: Parked::default(),
             workspaces: RefCell::default(),
         })))
     }
@@ -136,11 +140,17 @@ impl Stripe {
         }
     }
 
-    /// A write has come, at an offset within what this core owns; also says whether it may be held.
-    fn handle_write(&self, owned_offset_bytes: u64, len_bytes: u64) -> (StreamId, bool) {
-        let (stream, may_hold) =
-            self.streams.borrow_mut().handle_write(owned_offset_bytes, len_bytes);
-        (stream, may_hold && self.gathers.get())
+    /// A write has come, at an offset within what this core owns; also says until when it may be
+    /// held.
+    fn handle_write(
+        &self,
+        owned_offset_bytes: u64,
+        len_bytes: u64,
+        now: impl FnOnce() -> Duration,
+    ) -> (StreamId, Option<Duration>) {
+        let (stream, hold) =
+            self.streams.borrow_mut().handle_write(owned_offset_bytes, len_bytes, now);
+        (stream, hold.filter(|_| self.gathers.get()))
     }
 
     /// The parts of a range in its rows, in order.
@@ -189,7 +199,7 @@ impl<D: Drive> Array<D> {
         let queue = &self.stripe().rows;
         // Every ticket is taken before the first one is waited for.
         let tickets: Vec<_> =
-            rows.map(|row| queue.enter(row, Kind::Exclusive, 0, None, false)).collect();
+            rows.map(|row| queue.enter(row, Kind::Exclusive, 0, None, None)).collect();
         for ticket in &tickets {
             poll_fn(|cx| ticket.poll_turn(cx)).await;
         }
@@ -204,9 +214,8 @@ impl<D: Drive> Array<D> {
         let _guard = Gathering::begin(stripe);
         loop {
             poll_fn(|cx| stripe.rows.poll_holds(cx)).await;
-            let newest = stripe.rows.newest_hold();
-            self.timer.sleep(MAX_HOLD).await;
-            stripe.rows.end_holds(newest);
+            self.timer.sleep(HOLD_TICK).await;
+            stripe.rows.end_holds(self.timer.now());
         }
     }
 
@@ -246,6 +255,6 @@ impl<'a> Gathering<'a> {
 impl Drop for Gathering<'_> {
     fn drop(&mut self) {
         self.0.gathers.set(false);
-        self.0.rows.end_holds(self.0.rows.newest_hold());
+        self.0.rows.end_holds(Duration::MAX);
     }
 }

@@ -24,23 +24,29 @@
 //! **Lack of space** below a member may leave a part of a slice old and parity new. Then parity is
 //! made to fit what the members have: the partial parity and the written chunks, read again, give
 //! it. Where even that fails, the parity blocks are recorded as bad: nothing is computed from them
-//! any more, and the next write of those blocks makes them good. Likewise where a member failed
-//! that the level could not lose: it is still read, and what it took of the slice is unknown.
+//! any more, and the next write of those blocks makes them good.
+//!
+//! **Failures that the level cannot lose.** The member stays, and what it took of a slice is unknown.
+//! All that was to be written is kept until its drive is back (`parked`). If the array has failed for
+//! good, parity is recorded as bad, as above.
 
 use std::future::poll_fn;
 use std::ops::Range;
 
-use super::super::error::ArrayError;
+use super::super::error::{ArrayError, WriteFailure};
 use super::super::fan::fan_out;
 use super::super::intent::{IntentToken, LogRecord};
 use super::super::member::MemberError;
+use super::super::membership::Parking;
+use super::super::reserve::Claim;
 use super::super::shared::WriteState;
+use super::super::slots::SlotSet;
 use super::super::write::Armed;
 use super::super::{Array, Done};
 use super::Ticket;
+use super::parked::ParkedJob;
 use super::plan::{Cut, Members, Roles, Slice, plan_write};
 use super::queue::{Kind, Turn};
-use super::reserve::Claim;
 use super::work::{Job, Piece, Source, Task, Workspace};
 use crate::buffer::SharedBuffer;
 use crate::drive::{Drive, DriveError, ReadFailure};
@@ -51,6 +57,8 @@ use crate::mutation::mutation;
 #[derive(Clone, Copy, Default)]
 pub(super) struct Outcome {
     pub(super) failed: Option<MemberError>,
+    /// Slots of all that failed.
+    pub(super) missed: SlotSet,
     /// Slot of a member without space.
     pub(super) no_space: Option<usize>,
     /// Parity does not fit its data, and that is known nowhere else.
@@ -62,12 +70,16 @@ impl Outcome {
         match result {
             Ok(()) => {}
             Err(MemberError { slot, error: DriveError::NoSpace }) => self.no_space = Some(slot),
-            Err(failed) => self.failed = Some(failed),
+            Err(failed) => {
+                self.failed = Some(failed);
+                self.missed.insert(failed.slot);
+            }
         }
     }
 
-    fn merge(&mut self, other: Self) {
+    pub(super) fn merge(&mut self, other: Self) {
         self.failed = self.failed.or(other.failed);
+        self.missed = self.missed.or(other.missed);
         self.no_space = self.no_space.or(other.no_space);
         self.differs |= other.differs;
     }
@@ -77,6 +89,8 @@ impl Outcome {
 enum Stored {
     /// The members have it, as far as `Outcome` says so.
     Written(Outcome),
+    /// The array has failed under it, and it waits for a drive to come back.
+    Parked(Box<ParkedJob>, Outcome),
     /// Nothing was written: the members changed before.
     Again,
     Failed(ArrayError),
@@ -94,7 +108,8 @@ impl<D: Drive> Array<D> {
         let permit = self.shared.begin_write(self.endpoint.core()).await?;
         let end_bytes = offset_bytes + data.len() as u64;
         let owned_bytes = self.offset_in_owned(offset_bytes);
-        let (stream, may_hold) = stripe.handle_write(owned_bytes, data.len() as u64);
+        let (stream, hold) =
+            stripe.handle_write(owned_bytes, data.len() as u64, || self.timer.now());
         let mut result = Ok(());
         let pieces = stripe.row_parts(offset_bytes, data.len() as u64);
         // Every ticket is taken before the first one is waited for.
@@ -103,7 +118,7 @@ impl<D: Drive> Array<D> {
             let source = Source::Data(data.slice(from..from + part.len as usize));
             let piece = Piece { start: part.start, len: part.len, source, fua };
             let bytes = u64::from(part.len);
-            let ticket = stripe.rows.enter(part.row, Kind::Write, bytes, Some(piece), may_hold);
+            let ticket = stripe.rows.enter(part.row, Kind::Write, bytes, Some(piece), hold);
             self.run_write(part.row, ticket)
         });
         let count = stripe.row_count(offset_bytes, end_bytes);
@@ -168,9 +183,21 @@ impl<D: Drive> Array<D> {
             result = self.write_batch(row, work, false, &mut outcome).await;
         }
         let no_space = outcome.no_space.map(|slot| ArrayError::NoSpace { slot });
+        if !work.parked.is_empty() {
+            self.park(row..row + 1, token, std::mem::take(&mut work.parked));
+            return Err(self.failed_under(outcome.failed));
+        }
         let settled = self.settled(outcome.failed).await;
         let ended = intent.end(self, token, !outcome.differs).await;
         settled.and(result).and(no_space.map_or(Ok(()), Err)).and(ended)
+    }
+
+    /// What a command is told that the array has failed under.
+    pub(super) fn failed_under(&self, failed: Option<MemberError>) -> ArrayError {
+        ArrayError::WriteFailed(match failed {
+            Some(MemberError { slot, error }) => WriteFailure::Member { slot, error },
+            None => WriteFailure::ArrayFailed,
+        })
     }
 
     fn count_pass(&self, work: &Workspace) {
@@ -226,6 +253,9 @@ impl<D: Drive> Array<D> {
         let stripe = self.stripe();
         for index in 0..work.jobs.len() {
             work.compute(index, stripe.shape.data_chunks, &self.zeros);
+            if self.shared.intent.has_log() && !mutation!("log-without-checks") {
+                work.check(index, &self.zeros);
+            }
             // What changes is written anyway, and must not meet its old contents on the way.
             let Task { slice, unreadable } = work.jobs[index].task;
             let repairs = (unreadable & writable) - slice.modified;
@@ -253,9 +283,13 @@ impl<D: Drive> Array<D> {
         let armed = Armed::new(&self.shared, self.shared.geometry().row_range(row).start);
         let mut result = Ok(());
         let mut index = 0;
-        let mut again = Vec::new();
+        let (mut again, mut parked) = (Vec::new(), Vec::new());
         let mut add = |stored| {
             match stored {
+                Stored::Parked(job, written) => {
+                    outcome.merge(written);
+                    parked.push(*job);
+                }
                 Stored::Written(written) => outcome.merge(written),
                 Stored::Again => again.push(index),
                 Stored::Failed(error) => result = result.and(Err(error)),
@@ -272,6 +306,7 @@ impl<D: Drive> Array<D> {
             }
         }
         armed.disarm();
+        work.parked.extend(parked);
         let mut at = 0;
         let done = work.jobs.len();
         work.tasks.retain(|_| {
@@ -301,16 +336,13 @@ impl<D: Drive> Array<D> {
             token.into_iter().for_each(|token| self.shared.intent.logged_end(token));
             return Stored::Again;
         }
-        let mut outcome = Outcome::default();
-        let fua = work.fua();
-        let writes = work.writes[job.writes.clone()].iter();
-        let writes = writes.map(|(place, data)| self.write_member(*place, data.clone(), fua));
-        fan_out(job.writes.len(), writes, |result| outcome.add(result)).await;
-        if outcome.failed.is_some() && self.shared.write_state() == WriteState::Failed {
-            // A member that is still read holds old data, new, or some of each.
-            let parity = job.plan.writes & Roles::PARITIES;
-            outcome.differs |= self.distrust(row, &job.task.slice, parity);
-        } else if outcome.no_space.is_some() {
+        let (writes, fua) = (&work.writes[job.writes.clone()], work.fua());
+        let mut outcome = self.write_members(writes, fua).await;
+        let mut parked = None;
+        if !outcome.missed.is_empty() {
+            parked = Box::pin(self.missed(row, job, (writes, fua), &mut outcome)).await;
+        }
+        if parked.is_none() && outcome.no_space.is_some() {
             outcome.differs |= Box::pin(self.reconcile(row, work, job, claim)).await;
         }
         if let Some(token) = token {
@@ -320,7 +352,45 @@ impl<D: Drive> Array<D> {
             }
             self.shared.intent.logged_end(token);
         }
-        Stored::Written(outcome)
+        match parked {
+            Some(job) => Stored::Parked(job, outcome),
+            None => Stored::Written(outcome),
+        }
+    }
+
+    /// Writes to members, all at once.
+    pub(super) async fn write_members(
+        &self,
+        writes: &[(Place, SharedBuffer)],
+        fua: bool,
+    ) -> Outcome {
+        let mut outcome = Outcome::default();
+        let count = writes.len();
+        let writes = writes.iter();
+        let writes = writes.map(|(place, data)| self.write_member(*place, data.clone(), fua));
+        fan_out(count, writes, |result| outcome.add(result)).await;
+        outcome
+    }
+
+    /// Some members did not take their part of a job. Gives the job back if it has to wait for one.
+    async fn missed(
+        &self,
+        row: u64,
+        job: &Job,
+        (writes, fua): (&[(Place, SharedBuffer)], bool),
+        outcome: &mut Outcome,
+    ) -> Option<Box<ParkedJob>> {
+        let slice = job.task.slice;
+        match self.until_done(outcome, || self.write_members(writes, fua)).await {
+            Parking::NotNeeded => None,
+            Parking::Parked => Some(Box::new(self.parked_writes(row, slice, writes, fua))),
+            Parking::InVain => {
+                // A member that is still read holds old data, new, or some of each.
+                let parity = job.plan.writes & Roles::PARITIES;
+                outcome.differs |= self.distrust(row, &slice, parity);
+                None
+            }
+        }
     }
 
     fn log_record(row: u64, job: &Job) -> LogRecord {
@@ -334,6 +404,7 @@ impl<D: Drive> Array<D> {
             count: slice.modified.count(),
             p,
             q,
+            checks: job.checks,
         }
     }
 
@@ -396,7 +467,7 @@ impl<D: Drive> Array<D> {
     /// it is enough to have the row synced again; otherwise they are recorded as bad, so that
     /// nothing is computed from them. Answers whether the row has to be synced.
     pub(super) fn distrust(&self, row: u64, slice: &Slice, parities: Roles) -> bool {
-        if parities.is_empty() {
+        if parities.is_empty() || mutation!("trust-parity-after-failed-write") {
             return false;
         }
         let geometry = self.shared.geometry();
@@ -408,7 +479,8 @@ impl<D: Drive> Array<D> {
         for role in parities.iter() {
             let place = self.place(row, role, slice.start);
             let end_bytes = place.offset_bytes + u64::from(slice.len);
-            self.shared.add_bad_blocks(place.slot, place.offset_bytes..end_bytes);
+            let range = place.offset_bytes..end_bytes;
+            self.shared.must_add_bad_blocks(place.slot, range, geometry.row_range(row).start);
         }
         false
     }
@@ -499,6 +571,7 @@ impl<D: Drive> Array<D> {
         let writable = writable.fold(Roles::NONE, |set, role| set | role);
         let trusted = self.agrees(&self.shared.geometry().row_range(row))
             || mutation!("trust-unsynced-parity");
+        let trusted = trusted && !stripe.parked.has_row(row);
         let readable = self.readable(row, &chunk, writable);
         Members { readable, writable, trusted }
     }

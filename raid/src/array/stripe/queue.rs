@@ -15,15 +15,16 @@
 //!
 //! A write that leads may be *held* for a bounded time when it comes to a row where nothing else
 //! is, so that more of the row comes along. A hold ends when the row's writes have as many bytes
-//! as the row, when something other than a write comes, or from outside.
+//! as the row, when something other than a write comes, or when its time is over.
 //!
 //! Tickets live in a slab and rows in a table that keeps its room: nothing is allocated in the
-//! steady state. There is no I/O here and no time.
+//! steady state. There is no I/O here, and time comes in from outside.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 const NONE: u32 = u32::MAX;
 
@@ -107,6 +108,7 @@ struct Row {
 struct Hold {
     row: u64,
     number: u64,
+    until: Duration,
 }
 
 /// Multiplies, which is enough for numbers of rows.
@@ -153,30 +155,37 @@ impl<P, A: Copy> Rows<P, A> {
     }
 
     /// Takes a ticket behind all that are there. `payload` is what a write brings, `bytes` how
-    /// much of the row that is; `may_hold` lets it be held if nothing else is there.
+    /// much of the row that is; it may be held until `hold` if nothing else is there.
     pub(super) fn enter(
         &self,
         row: u64,
         kind: Kind,
         bytes: u64,
         payload: Option<P>,
-        may_hold: bool,
+        hold: Option<Duration>,
     ) -> TicketGuard<'_, P, A> {
-        let id = self.table.borrow_mut().enter(row, kind, bytes, payload, may_hold);
+        let id = self.table.borrow_mut().enter(row, kind, bytes, payload, hold);
         TicketGuard { rows: self, id }
     }
 
-    /// The newest hold so far, for [`Self::end_holds`].
-    pub(super) fn newest_hold(&self) -> u64 {
+    /// Holds so far.
+    #[cfg(test)]
+    pub(super) fn holds_begun(&self) -> u64 {
         self.table.borrow().holds_begun
     }
 
-    /// Ends all holds up to the one with this number, which have been in vain.
-    pub(super) fn end_holds(&self, newest: u64) {
+    /// Ends the holds whose time is over, which have been in vain.
+    pub(super) fn end_holds(&self, now: Duration) {
         let table = &mut *self.table.borrow_mut();
-        while let Some(hold) = table.holds.pop_front_if(|hold| hold.number <= newest) {
-            if table.rows.get(&hold.row).is_some_and(|row| row.hold == hold.number) {
+        for _ in 0..table.holds.len() {
+            let Some(hold) = table.holds.pop_front() else { break };
+            if table.rows.get(&hold.row).is_none_or(|row| row.hold != hold.number) {
+                continue;
+            }
+            if hold.until <= now {
                 table.end_hold(hold.row, Some(false));
+            } else {
+                table.holds.push_back(hold);
             }
         }
     }
@@ -209,7 +218,7 @@ impl<P, A: Copy> Table<P, A> {
         kind: Kind,
         bytes: u64,
         payload: Option<P>,
-        may_hold: bool,
+        hold: Option<Duration>,
     ) -> u32 {
         let ticket = Ticket {
             row,
@@ -243,8 +252,11 @@ impl<P, A: Copy> Table<P, A> {
         }
         queue.last = id;
         queue.waiting_bytes += bytes;
-        if is_new && may_hold && bytes < self.row_bytes {
-            self.begin_hold(row);
+        if is_new
+            && let Some(until) = hold
+            && bytes < self.row_bytes
+        {
+            self.begin_hold(row, until);
         } else if queue.hold != 0 && kind != Kind::Write {
             self.end_hold(row, None);
         } else if queue.hold != 0 && queue.waiting_bytes >= self.row_bytes {
@@ -253,12 +265,12 @@ impl<P, A: Copy> Table<P, A> {
         id
     }
 
-    fn begin_hold(&mut self, row: u64) {
+    fn begin_hold(&mut self, row: u64, until: Duration) {
         self.holds_begun += 1;
         let number = self.holds_begun;
         if let Some(queue) = self.rows.get_mut(&row) {
             queue.hold = number;
-            self.holds.push_back(Hold { row, number });
+            self.holds.push_back(Hold { row, number, until });
             if let Some(waker) = self.hold_waker.take() {
                 waker.wake();
             }

@@ -7,6 +7,8 @@ type Rows = super::Rows<u32, u8>;
 type Guard<'a> = TicketGuard<'a, u32, u8>;
 
 const ABANDONED: u8 = 99;
+/// So long that it does not end.
+const HOLD: Option<Duration> = Some(Duration::from_secs(1));
 const ROW_BYTES: u64 = 100;
 
 fn poll(guard: &Guard<'_>) -> Option<Turn<u8>> {
@@ -110,7 +112,7 @@ impl<'a> Model<'a> {
                 let number = self.next;
                 self.next += 1;
                 let payload = (kind == Kind::Write).then_some(number);
-                let guard = Some(self.rows.enter(row, kind, 1, payload, false));
+                let guard = Some(self.rows.enter(row, kind, 1, payload, None));
                 self.entries.push(Entry { number, row, kind, now: Now::Waiting, guard });
             }
             Step::Poll(index) if count > 0 => self.poll(index % count),
@@ -234,13 +236,13 @@ fn poll_with(guard: &Guard<'_>, counter: &std::sync::Arc<Counter>) -> bool {
 #[test]
 fn those_who_can_go_on_are_woken() {
     let rows = Rows::new(ROW_BYTES, 8, ABANDONED);
-    let first = rows.enter(7, Kind::Exclusive, 0, None, false);
+    let first = rows.enter(7, Kind::Exclusive, 0, None, None);
     assert_eq!(poll(&first), Some(Turn::Run));
     let waiting = [(); 4].map(|()| std::sync::Arc::new(Counter::default()));
-    let shared = rows.enter(7, Kind::Shared, 0, None, false);
-    let also = rows.enter(7, Kind::Shared, 0, None, false);
-    let write = rows.enter(7, Kind::Write, 1, Some(1), false);
-    let led = rows.enter(7, Kind::Write, 1, Some(2), false);
+    let shared = rows.enter(7, Kind::Shared, 0, None, None);
+    let also = rows.enter(7, Kind::Shared, 0, None, None);
+    let write = rows.enter(7, Kind::Write, 1, Some(1), None);
+    let led = rows.enter(7, Kind::Write, 1, Some(2), None);
     for (guard, counter) in [&shared, &also, &write, &led].into_iter().zip(&waiting) {
         assert!(!poll_with(guard, counter));
     }
@@ -265,10 +267,10 @@ fn those_who_can_go_on_are_woken() {
 #[test]
 fn leaving_the_queue_wakes_the_next() {
     let rows = Rows::new(ROW_BYTES, 8, ABANDONED);
-    let running = rows.enter(7, Kind::Shared, 0, None, false);
+    let running = rows.enter(7, Kind::Shared, 0, None, None);
     assert_eq!(poll(&running), Some(Turn::Run));
-    let exclusive = rows.enter(7, Kind::Exclusive, 0, None, false);
-    let shared = rows.enter(7, Kind::Shared, 0, None, false);
+    let exclusive = rows.enter(7, Kind::Exclusive, 0, None, None);
+    let shared = rows.enter(7, Kind::Shared, 0, None, None);
     let counter = std::sync::Arc::new(Counter::default());
     assert!(!poll_with(&exclusive, &std::sync::Arc::default()) && !poll_with(&shared, &counter));
     drop(exclusive);
@@ -280,11 +282,11 @@ fn leaving_the_queue_wakes_the_next() {
 fn a_hold_ends_when_the_row_is_complete() {
     let rows = Rows::new(ROW_BYTES, 8, ABANDONED);
     let counter = std::sync::Arc::new(Counter::default());
-    let first = rows.enter(3, Kind::Write, 40, Some(1), true);
+    let first = rows.enter(3, Kind::Write, 40, Some(1), HOLD);
     assert!(!poll_with(&first, &counter), "it is held");
-    let second = rows.enter(3, Kind::Write, 40, Some(2), true);
+    let second = rows.enter(3, Kind::Write, 40, Some(2), HOLD);
     assert!(!poll_with(&first, &counter) && poll(&second).is_none());
-    let third = rows.enter(3, Kind::Write, 20, Some(3), true);
+    let third = rows.enter(3, Kind::Write, 20, Some(3), HOLD);
     assert_eq!(counter.count(), 1);
     assert_eq!(poll(&first), Some(Turn::Run));
     let mut all = Vec::new();
@@ -295,31 +297,32 @@ fn a_hold_ends_when_the_row_is_complete() {
     assert_eq!(all, [1, 2, 3]);
     first.finish(0);
     assert_eq!((poll(&second), poll(&third)), (Some(Turn::Done(0)), Some(Turn::Done(0))));
-    rows.end_holds(rows.newest_hold());
+    rows.end_holds(Duration::MAX);
     assert_eq!(rows.tickets(), 2);
 }
 
 #[test]
-fn a_hold_ends_from_outside_or_for_something_else() {
+fn a_hold_ends_when_its_time_is_over_or_for_something_else() {
     let rows = Rows::new(ROW_BYTES, 8, ABANDONED);
-    let first = rows.enter(3, Kind::Write, 40, Some(1), true);
-    let before = rows.newest_hold();
-    let other = rows.enter(4, Kind::Write, 40, Some(1), true);
+    let us = Duration::from_micros;
+    let other = rows.enter(4, Kind::Write, 40, Some(1), Some(us(30)));
+    let first = rows.enter(3, Kind::Write, 40, Some(1), Some(us(20)));
+    rows.end_holds(us(19));
     assert!(poll(&first).is_none() && poll(&other).is_none());
-    rows.end_holds(before);
+    rows.end_holds(us(20));
     assert_eq!((poll(&first), first.was_filled()), (Some(Turn::Run), Some(false)));
-    assert!(poll(&other).is_none(), "its hold began later");
-    let reader = rows.enter(4, Kind::Shared, 0, None, false);
+    assert!(poll(&other).is_none(), "it may be held for longer");
+    let reader = rows.enter(4, Kind::Shared, 0, None, None);
     assert_eq!(poll(&other), Some(Turn::Run), "a reader does not wait for a hold");
     assert_eq!(other.was_filled(), None, "nobody can say whether it would have been of use");
     other.finish(0);
     assert_eq!(poll(&reader), Some(Turn::Run));
     // Behind a pass nothing is held: what is left of the row is not the whole of it.
-    let late = rows.enter(3, Kind::Write, 40, Some(1), true);
+    let late = rows.enter(3, Kind::Write, 40, Some(1), HOLD);
     first.finish(0);
     assert_eq!(poll(&late), Some(Turn::Run));
     // A whole row waits for nothing.
-    let whole = rows.enter(5, Kind::Write, 100, Some(1), true);
+    let whole = rows.enter(5, Kind::Write, 100, Some(1), HOLD);
     assert_eq!(poll(&whole), Some(Turn::Run));
 }
 
@@ -330,7 +333,7 @@ fn who_watches_holds_is_woken_by_one() {
     let waker = Waker::from(std::sync::Arc::clone(&counter));
     let mut cx = Context::from_waker(&waker);
     assert!(rows.poll_holds(&mut cx).is_pending());
-    let first = rows.enter(3, Kind::Write, 40, Some(1), true);
+    let first = rows.enter(3, Kind::Write, 40, Some(1), HOLD);
     assert_eq!(counter.count(), 1);
     assert!(rows.poll_holds(&mut cx).is_ready());
     drop(first);

@@ -29,7 +29,7 @@ impl<D: Drive> Array<D> {
     ) -> Result<Buffer, Unread> {
         let stripe = self.stripe();
         for part in stripe.row_parts(offset_bytes, buffer.len() as u64) {
-            let ticket = stripe.rows.enter(part.row, Kind::Shared, 0, None, false);
+            let ticket = stripe.rows.enter(part.row, Kind::Shared, 0, None, None);
             poll_fn(|cx| ticket.poll_turn(cx)).await;
             let from = (part.offset_bytes - offset_bytes) as usize;
             let into = &mut buffer[from..from + part.len as usize];

@@ -10,12 +10,14 @@
 
 use std::ops::Range;
 
+use super::parked::ParkedJob;
 use super::plan::{
     Cut, Edges, MAX_BATCH_BYTES, MAX_DATA_CHUNKS, MAX_SLICE_BYTES, Members, Part, Plan, Roles,
     Slice, Unrecoverable, Way,
 };
 use crate::buffer::{Buffer, SharedBuffer, UNIT_BYTES};
 use crate::geometry::{Place, Role};
+use crate::metadata::checks::{Check, Checks};
 use crate::mutation::mutation;
 use crate::parity::Kernel;
 
@@ -73,6 +75,8 @@ pub(super) struct Job {
     first_block: usize,
     /// The partial parity of P and Q, once it is computed and may be logged.
     pub(super) partial: [Option<SharedBuffer>; 2],
+    /// What the log is to know of the contents of the data that changes.
+    pub(super) checks: Checks,
     /// What of [`Workspace::writes`] is its.
     pub(super) writes: Range<usize>,
 }
@@ -157,6 +161,8 @@ pub(super) struct Workspace {
     /// Buffers of reads that are about to begin.
     pub(super) buffers: Vec<Option<Buffer>>,
     pub(super) writes: Vec<(Place, SharedBuffer)>,
+    /// Jobs whose writes wait for a drive to come back.
+    pub(super) parked: Vec<ParkedJob>,
 }
 
 impl Workspace {
@@ -166,6 +172,7 @@ impl Workspace {
         self.pieces.clear();
         self.segments.clear();
         self.tasks.clear();
+        self.parked.clear();
     }
 
     /// Gives the batch's buffers back.
@@ -272,7 +279,14 @@ impl Workspace {
             let job = self.jobs.len();
             let reads = plan.reads.iter().enumerate();
             self.reads.extend(reads.map(|(at, role)| Read { job, role, block: first_block + at }));
-            self.jobs.push(Job { task, plan, first_block, partial: [None, None], writes: 0..0 });
+            self.jobs.push(Job {
+                task,
+                plan,
+                first_block,
+                partial: [None, None],
+                checks: Checks::NONE,
+                writes: 0..0,
+            });
             at += 1;
         }
         Ok(())
@@ -377,6 +391,30 @@ impl Workspace {
         }
         new.put(&mut self.blocks, |role| Some(job.new_block(role)));
         old.put(&mut self.blocks, partial);
+    }
+
+    /// Computes what the log is to know of a job's data; its parity is computed.
+    ///
+    /// Nothing of a single chunk: if that is lost, whatever parity says of it is what it was or was
+    /// to be. The old contents are known only where they were needed.
+    pub(super) fn check(&mut self, index: usize, zeros: &[u8]) {
+        let Some(job) = self.jobs.get(index) else { return };
+        let Slice { modified, .. } = job.task.slice;
+        if modified.count() < 2 {
+            return;
+        }
+        let mut new = Check::new();
+        for chunk in modified.indices() {
+            self.each_new(&job.task.slice, chunk, zeros, |_, bytes| new.add(bytes));
+        }
+        let mut old = Check::new();
+        let is_old_known = modified.iter().all(|role| {
+            let known = self.known(job, role);
+            known.into_iter().for_each(|bytes| old.add(bytes));
+            known.is_some()
+        });
+        let checks = Checks { new: Some(new.value()), old: is_old_known.then(|| old.value()) };
+        self.jobs[index].checks = checks;
     }
 
     /// The contents of some chunks, as they were read or computed.

@@ -2,7 +2,9 @@
 //! since the parity of zeros is zeros; the rest as a write of zeros.
 //!
 //! Whole rows are right afterwards whatever they were before. Their members are zeroed with one
-//! operation each, as rows follow each other on them.
+//! operation each, as rows follow each other on them; but row by row where there is a log, since a
+//! record is for one row, and nobody may wait for the log's space while he holds some of it. Then
+//! each row is held only while it is zeroed.
 
 use std::future::poll_fn;
 use std::ops::Range;
@@ -10,15 +12,26 @@ use std::ops::Range;
 use super::super::error::ArrayError;
 use super::super::fan::fan_out;
 use super::super::intent::LogRecord;
+use super::super::membership::Parking;
 use super::super::write::{Armed, Zeroing};
 use super::super::{Array, Done};
 use super::Ticket;
+use super::parked::{ParkedJob, Redo};
 use super::pass::Outcome;
 use super::plan::{Roles, Slice};
 use super::queue::Kind;
 use super::work::{Piece, Source};
 use crate::drive::{Drive, DriveError};
 use crate::geometry::Place;
+use crate::metadata::checks::{Check, Checks};
+
+/// What has come of the zeroing of some rows.
+#[derive(Default)]
+struct Zeroed {
+    outcome: Outcome,
+    /// What waits for a drive to come back.
+    parked: Vec<ParkedJob>,
+}
 
 impl<D: Drive> Array<D> {
     /// Zeroes a range within a shard of a parity level, on its owner.
@@ -28,6 +41,9 @@ impl<D: Drive> Array<D> {
         len_bytes: u64,
         kind: Zeroing,
     ) -> Done {
+        if self.shared.intent.has_log() {
+            return self.zero_row_by_row(offset_bytes, len_bytes, kind).await;
+        }
         let stripe = self.stripe();
         let permit = self.shared.begin_write(self.endpoint.core()).await?;
         // Every ticket is taken before the first one is waited for.
@@ -36,12 +52,12 @@ impl<D: Drive> Array<D> {
         for part in stripe.row_parts(offset_bytes, len_bytes) {
             let bytes = u64::from(part.len);
             if bytes == stripe.shape.row_bytes {
-                let ticket = stripe.rows.enter(part.row, Kind::Exclusive, 0, None, false);
+                let ticket = stripe.rows.enter(part.row, Kind::Exclusive, 0, None, None);
                 whole.push((part.row, ticket));
             } else if kind != Zeroing::Deallocate {
                 let (start, len) = (part.start, part.len);
                 let piece = Piece { start, len, source: Source::Zeros, fua: false };
-                let ticket = stripe.rows.enter(part.row, Kind::Write, bytes, Some(piece), false);
+                let ticket = stripe.rows.enter(part.row, Kind::Write, bytes, Some(piece), None);
                 rest.push((part.row, ticket));
             }
         }
@@ -60,6 +76,27 @@ impl<D: Drive> Array<D> {
         result
     }
 
+    async fn zero_row_by_row(&self, offset_bytes: u64, len_bytes: u64, kind: Zeroing) -> Done {
+        let stripe = self.stripe();
+        let permit = self.shared.begin_write(self.endpoint.core()).await?;
+        let mut result = Ok(());
+        for part in stripe.row_parts(offset_bytes, len_bytes) {
+            let bytes = u64::from(part.len);
+            if bytes == stripe.shape.row_bytes {
+                let ticket = stripe.rows.enter(part.row, Kind::Exclusive, 0, None, None);
+                poll_fn(|cx| ticket.poll_turn(cx)).await;
+                result = result.and(self.zero_rows(part.row..part.row + 1, kind).await);
+            } else if kind != Zeroing::Deallocate {
+                let (start, len) = (part.start, part.len);
+                let piece = Piece { start, len, source: Source::Zeros, fua: false };
+                let ticket = stripe.rows.enter(part.row, Kind::Write, bytes, Some(piece), None);
+                result = result.and(self.run_write(part.row, ticket).await.0);
+            }
+        }
+        drop(permit);
+        result
+    }
+
     /// Zeroes whole rows, which are held.
     async fn zero_rows(&self, rows: Range<u64>, kind: Zeroing) -> Done {
         let geometry = self.shared.geometry();
@@ -70,19 +107,19 @@ impl<D: Drive> Array<D> {
         }
         let range = geometry.row_range(rows.start).start..geometry.row_range(rows.end - 1).end;
         let token = self.begin_intent(range).await?;
-        let mut outcome = Outcome::default();
+        let mut zeroed = Zeroed::default();
         let mut result = Ok(());
         if self.shared.intent.has_log() {
-            // One after the other: space of the log may have to be given back in between.
-            for row in rows {
-                result = result.and(self.zero_logged(row, kind, &mut outcome).await);
+            for row in rows.clone() {
+                result = result.and(self.zero_logged(row, kind, &mut zeroed).await);
             }
         } else {
-            let place = geometry.row_component_offset(rows.start);
-            let end = geometry.row_component_offset(rows.end - 1)
-                + u64::from(self.stripe().shape.chunk_bytes);
-            self.zero_places(place..end, kind, &mut outcome).await;
-            self.fit_rows(rows, &mut outcome).await;
+            self.zero_and_fit(rows.clone(), kind, &mut zeroed).await;
+        }
+        let Zeroed { outcome, parked } = zeroed;
+        if !parked.is_empty() {
+            self.park(rows, token, parked);
+            return Err(self.failed_under(outcome.failed));
         }
         let no_space = outcome.no_space.map(|slot| ArrayError::NoSpace { slot });
         let settled = self.settled(outcome.failed).await;
@@ -90,9 +127,15 @@ impl<D: Drive> Array<D> {
         settled.and(result).and(no_space.map_or(Ok(()), Err)).and(ended)
     }
 
-    async fn zero_logged(&self, row: u64, kind: Zeroing, outcome: &mut Outcome) -> Done {
+    async fn zero_logged(&self, row: u64, kind: Zeroing, zeroed: &mut Zeroed) -> Done {
         let shape = &self.stripe().shape;
-        let place = self.shared.geometry().row_component_offset(row);
+        let mut zeros = Check::new();
+        let step = self.zeros.len().max(1) as u64;
+        let all_bytes = shape.row_bytes;
+        for at in (0..all_bytes).step_by(step as usize) {
+            zeros.add(&self.zeros[..step.min(all_bytes - at) as usize]);
+        }
+        let checks = Checks { new: Some(zeros.value()), old: None };
         let record = || LogRecord {
             row,
             within_bytes: 0,
@@ -101,6 +144,7 @@ impl<D: Drive> Array<D> {
             count: shape.data_chunks,
             p: None,
             q: None,
+            checks,
         };
         let token = loop {
             self.check_not_failed()?;
@@ -111,9 +155,8 @@ impl<D: Drive> Array<D> {
             }
             self.shared.intent.logged_end(token);
         };
-        self.zero_places(place..place + u64::from(shape.chunk_bytes), kind, outcome).await;
-        self.fit_rows(row..row + 1, outcome).await;
-        if outcome.failed.is_some() {
+        self.zero_and_fit(row..row + 1, kind, zeroed).await;
+        if zeroed.outcome.failed.is_some() {
             // The record is good for as long as a start could believe that member.
             let _ = self.shared.settled().await;
         }
@@ -121,9 +164,37 @@ impl<D: Drive> Array<D> {
         Ok(())
     }
 
+    /// Zeroes whole rows on all members that take writes. If some were zeroed in part only, makes
+    /// their parity fit what their members have.
+    async fn zero_and_fit(&self, rows: Range<u64>, kind: Zeroing, zeroed: &mut Zeroed) {
+        let geometry = self.shared.geometry();
+        let range =
+            geometry.row_component_offset(rows.start)..geometry.row_component_offset(rows.end);
+        let mut outcome = self.zero_places(range.clone(), kind).await;
+        let again = || self.zero_places(range.clone(), kind);
+        let slice = Slice { start: 0, len: self.stripe().shape.chunk_bytes, modified: Roles::NONE };
+        let fit = match self.until_done(&mut outcome, again).await {
+            Parking::NotNeeded => outcome.no_space.is_some(),
+            Parking::InVain => true,
+            Parking::Parked => {
+                let redo = Redo::Zero { range, kind };
+                zeroed.parked.push(ParkedJob { redo, rows: rows.clone(), slice });
+                false
+            }
+        };
+        for row in rows.filter(|_| fit) {
+            if self.check_not_failed().is_err() || self.sync_row(row).await.is_err() {
+                let parity = self.row_members(row).writable & Roles::PARITIES;
+                outcome.differs |= self.distrust(row, &slice, parity);
+            }
+        }
+        zeroed.outcome.merge(outcome);
+    }
+
     /// Zeroes the same range of all members that take writes. Those that turn out to have no
     /// operation for it are written, as the others have been zeroed already.
-    async fn zero_places(&self, range: Range<u64>, kind: Zeroing, outcome: &mut Outcome) {
+    pub(super) async fn zero_places(&self, range: Range<u64>, kind: Zeroing) -> Outcome {
+        let mut outcome = Outcome::default();
         let geometry = self.shared.geometry();
         let row = geometry.row_of_component(range.start);
         let armed = Armed::new(&self.shared, geometry.row_range(row).start);
@@ -156,21 +227,6 @@ impl<D: Drive> Array<D> {
             }
         }
         armed.disarm();
-    }
-
-    /// If rows were zeroed in part only: makes their parity fit what their members have.
-    async fn fit_rows(&self, rows: Range<u64>, outcome: &mut Outcome) {
-        let has_failed = self.check_not_failed().is_err() && outcome.failed.is_some();
-        if outcome.no_space.is_none() && !has_failed {
-            return;
-        }
-        for row in rows {
-            if has_failed || self.sync_row(row).await.is_err() {
-                let shape = &self.stripe().shape;
-                let chunk = Slice { start: 0, len: shape.chunk_bytes, modified: Roles::NONE };
-                let parity = self.row_members(row).writable & Roles::PARITIES;
-                outcome.differs |= self.distrust(row, &chunk, parity);
-            }
-        }
+        outcome
     }
 }

@@ -301,7 +301,10 @@ impl Superblock {
                 raw.bitmap_offset = u32::try_from(behind(*begin)).unwrap_or(0).into();
             }
             NewIntent::Ppl(place) => {
-                raw.feature_map = (raw.feature_map.get() | Features::PPL.bits()).into();
+                // Several units in the area: kernels that know of one only, at its beginning, would
+                // replay nothing. They know this feature not, and refuse the array.
+                let several = Features::MULTIPLE_PPLS.bits();
+                raw.feature_map = (raw.feature_map.get() | several).into();
                 let offset = u16::try_from(behind(place.start)).unwrap_or(0);
                 let sectors = (place.end - place.start) / SECTOR_BYTES;
                 let size = u32::try_from(sectors).unwrap_or(0);

@@ -54,6 +54,28 @@ fn what_is_created_is_what_is_read() {
     }
 }
 
+/// Kernels that know of one unit only must not take it for repaired.
+#[test]
+fn a_log_of_several_units_is_named_as_such() {
+    let place = 8192..(1 << 20) + 8192;
+    let new = NewSuperblock {
+        set_name: "box:fast",
+        array_uuid: Uuid::from_u128(1),
+        geometry: geometry(Level::Raid5),
+        slot: 0,
+        device_uuid: Uuid::from_u128(2),
+        data_offset_bytes: 6 << 20,
+        bad_block_log_offset_bytes: (1 << 20) + 8192,
+        intent: NewIntent::Ppl(place.clone()),
+        in_sync: true,
+        created: Timestamp(1),
+    };
+    let made = Superblock::create(&new);
+    assert_eq!(made.raw.feature_map.get(), 0x800);
+    assert_eq!(made.ppl_place(), Some(place));
+    assert!(made.geometry().is_ok());
+}
+
 #[test]
 fn everything_that_is_used_lies_in_the_first_512_bytes() {
     let superblock = example(Level::Raid1);

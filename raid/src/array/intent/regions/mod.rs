@@ -23,9 +23,10 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::super::error::ArrayError;
+use super::super::reserve::Claim;
 use super::blocks::{Block, Image, Turn};
 use super::layout::{RegionsKind, RegionsLayout};
-use super::members::{Members, write_all, write_new};
+use super::members::{Members, Memory, write_all, write_new};
 use crate::buffer::SharedBuffer;
 use crate::geometry::Geometry;
 use crate::metadata::bitmap::{
@@ -231,7 +232,8 @@ impl Regions {
             // A member may have failed under the write, and have missed it.
             let is_durable = self.mode() == Mode::Durable
                 && words.iter().all(|word| word.load(Ordering::SeqCst) & DURABLE != 0);
-            if self.mode() != Mode::Off && members.is_degraded() && !is_durable {
+            let is_missed = self.mode() != Mode::Off && members.is_degraded() && !is_durable;
+            if is_missed && !mutation!("forget-write-beside-failure") {
                 result = Box::pin(self.make_durable(members, &regions)).await;
             }
         }
@@ -262,6 +264,9 @@ impl Regions {
         members: &impl Members,
         regions: &Range<u64>,
     ) -> Result<(), ArrayError> {
+        if self.kind == RegionsKind::DegradedMap && mutation!("no-degraded-map") {
+            return Ok(());
+        }
         if self.mode() == Mode::Memory {
             self.activate(members).await?;
         }
@@ -330,7 +335,7 @@ impl Regions {
         index: usize,
         image: &Image,
     ) -> Result<(), ArrayError> {
-        let data = to_buffer(members, image)?;
+        let (data, claim) = to_buffer(members, image).await?;
         let within = index as u64 * BLOCK_BYTES as u64;
         let writes = (0..members.slots()).filter_map(|slot| {
             let is_writable = members.is_writable(slot);
@@ -341,7 +346,11 @@ impl Regions {
             let is_concerned = is_writable || self.joining[slot].load(Ordering::SeqCst);
             (is_concerned && offset != NOWHERE).then(|| (slot, offset + within, data.clone()))
         });
-        write_all(members, writes).await
+        let most = if mutation!("bitmap-on-one-member") { 1 } else { usize::MAX };
+        let result = write_all(members, writes.take(most)).await;
+        drop(data);
+        drop(claim);
+        result
     }
 
     /// All bits of an image are on all members.
@@ -454,10 +463,12 @@ impl Regions {
         for (index, block) in self.blocks.iter().enumerate() {
             let Some(turn) = block.turn(None).await? else { continue };
             let (image, _) = turn.image();
-            let result = match to_buffer(members, &image) {
-                Ok(data) => {
+            let result = match to_buffer(members, &image).await {
+                Ok((data, claim)) => {
                     let within = index as u64 * BLOCK_BYTES as u64;
-                    write_new(members, slot, offset_bytes + within, data).await
+                    let result = write_new(members, slot, offset_bytes + within, data).await;
+                    drop(claim);
+                    result
                 }
                 Err(error) => Err(error),
             };
@@ -484,8 +495,13 @@ impl Regions {
     }
 }
 
-fn to_buffer(members: &impl Members, image: &Image) -> Result<SharedBuffer, ArrayError> {
-    let mut buffer = members.allocate(BLOCK_BYTES).ok_or(ArrayError::NotReady)?;
+/// An image as it is written; the claim, if there is one, is to be kept until that has ended.
+async fn to_buffer<'a>(
+    members: &'a impl Members,
+    image: &Image,
+) -> Result<(SharedBuffer, Option<Claim<'a>>), ArrayError> {
+    let Memory { mut buffers, claim } = Memory::take(members, &[BLOCK_BYTES as u32]).await?;
+    let mut buffer = buffers.pop().ok_or(ArrayError::NotReady)?;
     buffer.copy_from_slice(image);
-    Ok(buffer.freeze())
+    Ok((buffer.freeze(), claim))
 }

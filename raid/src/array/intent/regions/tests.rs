@@ -408,6 +408,23 @@ fn events_cleared_goes_before_the_bits() {
     }
 }
 
+/// Without memory of the commands' a bit is still set, from the reserve.
+#[test]
+fn without_memory_bits_are_set_all_the_same() {
+    let geometry = mirror(2);
+    let test = Test::new(1, &geometry, &layout(RegionsKind::Bitmap, 2, COMPONENT, REGION));
+    test.members.is_short.set(true);
+    let done = Rc::new(Cell::new(0));
+    for n in 0..40 {
+        let (test, done) = (Rc::clone(&test), Rc::clone(&done));
+        test.world.clone().spawn(async move {
+            test.write(n * REGION..n * REGION + 512, 1000).await.unwrap();
+            done.set(done.get() + 1);
+        });
+    }
+    assert!(test.world.run_until(|| done.get() == 40));
+}
+
 /// A member that comes gets all bits, also those that are set while it comes.
 #[test]
 fn a_member_that_comes_has_all_bits() {

@@ -20,7 +20,7 @@ fn kind(plan: &Plan) -> LogKind {
     if plan.level == Level::Raid5 { LogKind::Ppl } else { LogKind::WriteLog }
 }
 
-fn with_log(mut plan: Plan) -> (Plan, Vec<MemoryDrive>) {
+pub(super) fn with_log(mut plan: Plan) -> (Plan, Vec<MemoryDrive>) {
     let place = log_place(&plan);
     let drives: Vec<_> = (0..plan.members)
         .map(|slot| {
@@ -44,7 +44,7 @@ fn with_log(mut plan: Plan) -> (Plan, Vec<MemoryDrive>) {
 }
 
 /// What is on the drives now.
-fn snapshot(drives: &[MemoryDrive]) -> Vec<Vec<u8>> {
+pub(super) fn snapshot(drives: &[MemoryDrive]) -> Vec<Vec<u8>> {
     let image = |drive: &MemoryDrive| {
         let mut bytes = vec![0; drive.size_bytes() as usize];
         drive.read_now(0, &mut bytes).unwrap();
@@ -54,7 +54,7 @@ fn snapshot(drives: &[MemoryDrive]) -> Vec<Vec<u8>> {
 }
 
 /// Starts again from what was on the drives, without some of them, and looks at every block.
-fn check_start(
+pub(super) fn check_start(
     plan: &Plan,
     images: &[Vec<u8>],
     lost: &[usize],
@@ -138,8 +138,8 @@ fn check_start(
                     // other with it: what the log tells cannot be written anywhere (`replay`).
                     let missing = (0..plan.members).filter(|&slot| !is_there(slot)).count();
                     assert!(
-                        model.is_written(at) || missing == 2,
-                        "{}, states {:?}, lost {lost:?}: block {} was never written",
+                        model.is_half_written(at) || missing == 2,
+                        "{}, states {:?}, lost {lost:?}: block {} was not being written",
                         plan.level,
                         plan.states,
                         at / BLOCK,

@@ -3,6 +3,7 @@
 
 mod crash;
 mod faults;
+mod mend;
 mod rig;
 mod streams;
 mod unsynced;

@@ -298,8 +298,29 @@ impl Rig {
                     array.serve().await;
                 });
             }
+            let array = Rc::clone(array);
+            world.spawn(async move { array.resume().await });
         }
         Self { world, arrays, drives, shared, faults, pool, plan: plan.clone() }
+    }
+
+    /// Members without which the array has failed, as their drives are gone.
+    pub(super) fn needed(&self) -> Vec<usize> {
+        let is_gone = |slot: &usize| {
+            self.shared.member_fault(*slot).is_some_and(crate::array::MemberFault::is_gone)
+        };
+        self.in_use().into_iter().filter(is_gone).collect()
+    }
+
+    /// The drive of a slot is back, and each core has it.
+    pub(super) fn put_back(&self, slot: usize) {
+        self.faults.gone.borrow_mut().remove(&slot);
+        for array in &self.arrays {
+            let (world, faults) = (Rc::clone(&self.world), Rc::clone(&self.faults));
+            let memory = self.drives[slot].clone();
+            let drive = TestDrive { memory, world, faults, slot };
+            array.set_drive(slot, drive, DATA_OFFSET).unwrap();
+        }
     }
 
     /// Has the cores hold writes of streams.
@@ -504,9 +525,11 @@ impl Model {
         self.tick()
     }
 
-    /// Whether a block has been written: so it is covered by a write that nobody has flushed.
-    pub(super) fn is_written(&self, at: usize) -> bool {
-        self.blocks.borrow()[at / BLOCK].len() > 1
+    /// Whether a write of a block has not ended, or has failed.
+    pub(super) fn is_half_written(&self, at: usize) -> bool {
+        let writes = self.writes.borrow();
+        let ended = |&number: &usize| writes[number].ended.is_some() && writes[number].succeeded;
+        !self.blocks.borrow()[at / BLOCK].iter().all(ended)
     }
 
     /// Checks what a read saw that began at `began` and has just ended.

@@ -101,17 +101,23 @@ impl Timer for LabClock {
     }
 }
 
-/// A drive in memory that takes 20 µs and a µs for each 2 KiB.
-struct SlowDrive(MemoryDrive, Rc<Lab>);
+/// A drive in memory that takes 20 µs and a µs for each 2 KiB, so many times.
+struct SlowDrive(MemoryDrive, Rc<Lab>, u64);
+
+impl SlowDrive {
+    async fn pause(&self, len: usize) {
+        self.1.sleep_us((20 + len as u64 / 2048) * self.2).await;
+    }
+}
 
 impl Drive for SlowDrive {
     async fn read(&self, offset: u64, buffer: Buffer) -> Result<Buffer, ReadFailure> {
-        self.1.sleep_us(20 + buffer.len() as u64 / 2048).await;
+        self.pause(buffer.len()).await;
         self.0.read(offset, buffer).await
     }
 
     async fn write(&self, offset: u64, data: SharedBuffer, fua: bool) -> Result<(), DriveError> {
-        self.1.sleep_us(20 + data.len() as u64 / 2048).await;
+        self.pause(data.len()).await;
         self.0.write(offset, data, fua).await
     }
 
@@ -139,6 +145,17 @@ impl Drive for SlowDrive {
 /// Runs `depth` hosts' worth of sequential writes from the start of the array to its end; also
 /// answers the number of rows, and how long it took in µs.
 fn stream(plan: &Plan, depth: usize, len: usize, gathers: bool) -> (StripeStatistics, u64, u64) {
+    stream_over(1, plan, depth, len, gathers)
+}
+
+/// The same over drives that are so many times as slow.
+fn stream_over(
+    slowness: u64,
+    plan: &Plan,
+    depth: usize,
+    len: usize,
+    gathers: bool,
+) -> (StripeStatistics, u64, u64) {
     let lab = Rc::new(Lab::default());
     let geometry = plan.geometry();
     let rows = geometry.rows();
@@ -150,7 +167,8 @@ fn stream(plan: &Plan, depth: usize, len: usize, gathers: bool) -> (StripeStatis
     let arrays: Vec<_> = endpoints
         .iter()
         .map(|endpoint| {
-            let drives = drives.iter().map(|drive| SlowDrive(drive.clone(), Rc::clone(&lab)));
+            let drives =
+                drives.iter().map(|drive| SlowDrive(drive.clone(), Rc::clone(&lab), slowness));
             let timer: Rc<dyn CoreTimer> = Rc::new(LabClock(Rc::clone(&lab)));
             let array = Array::new(
                 Arc::clone(&shared),
@@ -218,6 +236,24 @@ fn streams_with_company_are_written_in_whole_rows() {
     }
 }
 
+/// On slow drives the next write of a stream comes late, as it waits for the answer of an earlier
+/// one: a hold of fixed length was over before, and each write was done on its own.
+#[test]
+fn streams_to_slow_drives_are_written_in_whole_rows() {
+    for slowness in [10, 60] {
+        for (members, depth) in [(4, 2), (4, 32), (5, 2), (8, 8), (8, 32)] {
+            let plan = Plan { cores: 1, ..Plan::new(Level::Raid5, members, 65_536, 300) };
+            let (statistics, rows, _) = stream_over(slowness, &plan, depth, 128 << 10, true);
+            let whole = statistics.full_row_writes;
+            assert!(
+                whole * 100 >= rows * 95,
+                "{members} members, depth {depth}, {slowness} times as slow: {whole} of {rows} \
+                 rows: {statistics:?}"
+            );
+        }
+    }
+}
+
 /// Rows of eight members are larger than what depth 2 has under way; with more they are filled.
 /// Those that cannot be are soon not waited for any more.
 #[test]
@@ -253,7 +289,7 @@ fn a_stream_without_company_does_not_wait() {
         }
         for at in (0..rig.capacity()).step_by(64 << 10) {
             rig.write(0, at, &[1; 64 << 10]).unwrap();
-            assert_eq!(rig.arrays[0].stripe().rows.newest_hold(), 0);
+            assert_eq!(rig.arrays[0].stripe().rows.holds_begun(), 0);
         }
         rig.check_parity();
     }

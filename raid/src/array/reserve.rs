@@ -1,7 +1,9 @@
-//! Memory for what has to be read and computed before a row can be written or answered: a bounded
-//! reserve of each core, of its own, so that it is there whatever the hosts' commands hold.
+//! Memory for what has to be read, computed or written down before a command can be done: bounded
+//! reserves of each core, of their own, so that it is there whatever the hosts' commands hold.
+//! Passes over rows have one, and the write intent has another: who waits for the latter may hold
+//! some of the former.
 //!
-//! All that a batch of slices needs is taken at once or not at all, and who waits does so in order
+//! All that a request needs is taken at once or not at all, and who waits does so in order
 //! of arrival and holds nothing of the reserve meanwhile: so somebody always gets on. What is taken
 //! belongs to a [`Claim`]; when one ends, the first of those who wait tries again. If no claim is
 //! out and there is not enough all the same (drives that do not answer keep what they were given),
@@ -16,7 +18,7 @@ use std::task::{Context, Poll, Waker};
 use crate::buffer::{Buffer, Pool};
 
 /// The reserve of one core.
-pub(super) struct Reserve {
+pub(in crate::array) struct Reserve {
     pool: Pool,
     claims: Cell<usize>,
     waiting: RefCell<VecDeque<Waiting>>,
@@ -29,12 +31,12 @@ struct Waiting {
 }
 
 /// Something is taken from the reserve. To be dropped after the buffers.
-pub(super) struct Claim<'a>(&'a Reserve);
+pub(in crate::array) struct Claim<'a>(&'a Reserve);
 
 impl Reserve {
     /// A reserve of `bytes`, with buffers of up to `max_bytes`. Memory is touched only as it is
     /// used.
-    pub(super) fn new(bytes: usize, max_bytes: usize) -> io::Result<Self> {
+    pub(in crate::array) fn new(bytes: usize, max_bytes: usize) -> io::Result<Self> {
         let pool = Pool::new(bytes.max(max_bytes), max_bytes)?;
         Ok(Self {
             pool,
@@ -46,7 +48,7 @@ impl Reserve {
 
     /// Takes a buffer of each of these sizes, in this order, and puts them behind `buffers`. None
     /// if that will not be possible.
-    pub(super) async fn take(
+    pub(in crate::array) async fn take(
         &self,
         sizes: &[u32],
         buffers: &mut Vec<Option<Buffer>>,
@@ -56,7 +58,7 @@ impl Reserve {
     }
 
     /// One more buffer, for somebody who has a claim.
-    pub(super) fn spare(&self, _claim: &Claim<'_>, len_bytes: usize) -> Option<Buffer> {
+    pub(in crate::array) fn spare(&self, _claim: &Claim<'_>, len_bytes: usize) -> Option<Buffer> {
         self.pool.allocate(len_bytes)
     }
 
@@ -80,7 +82,7 @@ impl Reserve {
     }
 
     #[cfg(test)]
-    pub(super) fn in_use_bytes(&self) -> usize {
+    pub(in crate::array) fn in_use_bytes(&self) -> usize {
         self.pool.in_use_bytes()
     }
 }

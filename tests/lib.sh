@@ -49,6 +49,16 @@ trap _finish EXIT
 trap 'exit 143' TERM
 trap 'exit 130' INT
 
+# simulate TEST: runs a test of the simulator, which is built for that. What to
+# live is said in the environment.
+simulate() {
+    # So many small and large pieces come and go that giving them back to the system,
+    # and getting them again, would take half of the time.
+    export MALLOC_TRIM_THRESHOLD_=268435456 MALLOC_MMAP_THRESHOLD_=67108864
+    cargo test --quiet --locked --profile simulation -p raidfabric-raid --lib -- \
+        --exact --include-ignored --nocapture "sim::tests::$1"
+}
+
 # Where cargo puts things.
 cargo_dir=${CARGO_TARGET_DIR:-$top/build}
 

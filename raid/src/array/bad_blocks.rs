@@ -3,8 +3,9 @@
 
 use std::ops::Range;
 
-/// Entries that a member's list has room for on the drive (one page of md's bad-block log).
-pub(super) const MAX_ENTRIES: u64 = 512;
+/// Entries that a member's list may have. On the drive there is room for 512 (one page of md's
+/// bad-block log); the rest is for those that are written before others are taken out.
+pub(super) const MAX_ENTRIES: u32 = 448;
 
 /// Bytes that one entry on the drive covers at most (md: 512 sectors).
 const ENTRY_BYTES: u64 = 512 * 512;

@@ -34,6 +34,15 @@ pub enum ArrayError {
         /// Slot of the member.
         slot: usize,
     },
+    /// Blocks are lost, and a member's list of bad blocks has no room for them. Only long tasks meet
+    /// this: they wait where they are.
+    #[error(
+        "the list of bad blocks of member {slot} is full; blocks that are written again make room"
+    )]
+    BadBlocksFull {
+        /// Slot of the member.
+        slot: usize,
+    },
     /// The array does not take this request now: it is being stopped, or memory for background
     /// work is short. It may be repeated.
     #[error("the array is not ready")]

@@ -498,13 +498,20 @@ fn a_range_with_bad_blocks_on_both_is_read_block_by_block() {
 #[test]
 fn a_member_with_too_many_bad_blocks_is_out() {
     let rig = Rig::new(Level::Raid1, 2);
-    for block in 0..600 {
-        rig.shared.add_bad_blocks(1, block * 1024..block * 1024 + 512);
+    let block = |number: u64| number * 1024..number * 1024 + 512;
+    let all = |count: u64| (0..count).map(move |number| (1, block(number)));
+    assert_eq!(rig.shared.add_bad_blocks(all(600)), Err(ArrayError::BadBlocksFull { slot: 1 }));
+    assert_eq!(rig.shared.bad_blocks(1), []);
+    rig.shared.add_bad_blocks(all(440)).unwrap();
+    rig.shared.add_bad_blocks([(0, 0..512), (1, block(440))]).unwrap();
+    assert_eq!((rig.shared.bad_blocks(0).len(), rig.shared.bad_blocks(1).len()), (1, 441));
+    assert_eq!(rig.shared.member_fault(1), None);
+    for number in 441..600 {
+        rig.shared.must_add_bad_blocks(1, block(number), 0);
     }
     assert_eq!(rig.shared.member_fault(1), Some(MemberFault::BadBlocksFull));
     let epoch = rig.shared.epoch();
-    rig.shared.add_bad_blocks(9, 0..512);
-    rig.shared.add_bad_blocks(0, 0..0);
+    rig.shared.add_bad_blocks([(9, 0..512), (0, 0..0)]).unwrap();
     assert_eq!(rig.shared.epoch(), epoch);
 }
 

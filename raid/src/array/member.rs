@@ -9,6 +9,7 @@ use super::shared::{MemberCounters, Shared};
 use super::write::Armed;
 use crate::buffer::SharedBuffer;
 use crate::drive::{Drive, DriveError};
+use crate::mutation::mutation;
 
 /// "Operation not supported".
 const EOPNOTSUPP: i32 = 95;
@@ -93,7 +94,7 @@ impl<D: Drive> Member<D> {
 
     /// Whether a write must be durable when it completes.
     pub(super) fn needs_fua(&self, fua: bool) -> bool {
-        (fua && self.has_volatile_cache) || self.always_fua
+        (fua && self.has_volatile_cache && !mutation!("write-without-fua")) || self.always_fua
     }
 
     /// A write has failed.
@@ -113,7 +114,8 @@ impl<D: Drive> Member<D> {
         drive_offset_bytes: u64,
         data: SharedBuffer,
     ) -> Result<(), MemberError> {
-        let result = self.drive.write(drive_offset_bytes, data, self.has_volatile_cache).await;
+        let fua = self.has_volatile_cache && !mutation!("metadata-without-fua");
+        let result = self.drive.write(drive_offset_bytes, data, fua).await;
         result.map_err(|error| self.count_write(shared, error))
     }
 

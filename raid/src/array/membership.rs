@@ -17,22 +17,21 @@
 //! is durable. One that the level cannot lose is not recorded as failed, since nothing is won by
 //! it: the array *fails* instead. It takes no more writes then, and reads go on where they can.
 
+mod blocks;
+mod recording;
+
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-use super::bad_blocks::{BadBlocks, BadRange, MAX_ENTRIES};
-use super::error::{ArrayError, WriteFailure};
+use super::bad_blocks::{BadBlocks, BadRange};
+use super::error::ArrayError;
 use super::shared::{Rare, Settings, Shared, WriteState};
 use super::slots::SlotSet;
 use crate::drive::DriveError;
 use crate::geometry::Geometry;
 use crate::mutation::mutation;
-
-/// Read errors count against a member for this long.
-const READ_ERROR_WINDOW: Duration = Duration::from_secs(3600);
 
 /// Makes an array's state durable; implemented by the control plane.
 pub trait Keeper: Send + Sync {
@@ -119,7 +118,7 @@ impl MemberFault {
     /// Whether an array that cannot do without the member has failed with it. Otherwise it stays,
     /// for want of a better one.
     fn is_fatal(self) -> bool {
-        !matches!(self, Self::ReadErrors(_) | Self::BadBlocksFull | Self::Operator)
+        !matches!(self, Self::ReadErrors(_) | Self::Operator)
     }
 }
 
@@ -183,7 +182,7 @@ pub(super) enum Parking {
     NotNeeded,
     /// Yes, and it is counted: the array does not work again before that.
     Parked,
-    /// The drives are there and do not do it, or the array has failed for good.
+    /// The array has failed for good.
     InVain,
 }
 
@@ -364,7 +363,11 @@ impl Membership {
             members: self.members.clone(),
             rebuild_from: is_rebuilding.then_some(self.rebuild_from),
             resync_from: self.resync_from,
-            bad_blocks: self.bad_blocks.iter().map(|list| list.ranges().to_vec()).collect(),
+            bad_blocks: if mutation!("bad-blocks-in-memory-only") {
+                vec![Vec::new(); self.bad_blocks.len()]
+            } else {
+                self.bad_blocks.iter().map(|list| list.ranges().to_vec()).collect()
+            },
             devices: self.devices.clone(),
         }
     }
@@ -525,19 +528,15 @@ impl Shared {
         self.hot.mends.load(Ordering::SeqCst)
     }
 
-    /// Something did not reach these members, which are in use. Says whether it has to be kept and
-    /// done again when they are back; it is counted then, until [`Self::unpark`].
-    pub(super) fn park(&self, behind: SlotSet) -> Parking {
+    /// Something did not reach all members in use. Says whether it has to be kept and done again when
+    /// their drives are back; it is counted then, until [`Self::unpark`]. Whatever a drive says that
+    /// is being pulled: so it does not matter what this one said.
+    pub(super) fn park(&self) -> Parking {
         let mut rare = self.rare();
         let membership = &mut rare.membership;
-        let mut faults = behind.iter().map(|slot| membership.faults.get(slot).copied().flatten());
         if membership.failure.is_none() {
             Parking::NotNeeded
-        } else if membership.is_final
-            || membership.is_stopped
-            // Some of them may be back, while others are not.
-            || !faults.all(|fault| fault.is_none_or(MemberFault::is_gone))
-        {
+        } else if membership.is_final || membership.is_stopped {
             Parking::InVain
         } else {
             membership.parked += 1;
@@ -574,7 +573,7 @@ impl Shared {
         rare.membership.is_mending = false;
         // A member may lack what it has acknowledged: if "clean" is not recorded yet, it must not be.
         let is_clean = self.recorded_version() >= rare.membership.clean_since;
-        rare.membership.active |= !is_clean;
+        rare.membership.active |= !is_clean && !mutation!("clean-after-failure");
         self.refresh_map(&mut rare.membership);
         Self::wake_all(rare);
     }
@@ -591,7 +590,9 @@ impl Shared {
     pub(super) fn refresh_map(&self, membership: &mut Membership) {
         let epoch = membership.map.epoch + 1;
         membership.map = membership.copy_map(epoch);
-        self.hot.epoch.store(epoch, Ordering::SeqCst);
+        if !mutation!("same-epoch") {
+            self.hot.epoch.store(epoch, Ordering::SeqCst);
+        }
     }
 
     /// Something else is wanted: numbers it and wakes the keeper.
@@ -621,7 +622,8 @@ impl Shared {
         }
         let series = self.rare().recovery.series();
         // Asked only now: whatever is written without it has its bit by now.
-        if let Some(lacks) = self.intent.missed_ranges_since(events) {
+        let lacks = self.intent.missed_ranges_since(events);
+        if let Some(lacks) = if mutation!("readd-as-it-is") { Some(Vec::new()) } else { lacks } {
             let mut rare = self.rare();
             rare.recovery.member_lacks(series, lacks);
             Self::wake_all(rare);
@@ -696,147 +698,5 @@ impl Shared {
             (Some(_), Hold::Over) => Some(Err(ArrayError::NotReady)),
         })
         .await
-    }
-}
-
-/// What the superblocks shall say.
-impl Shared {
-    /// What the superblocks shall say now.
-    pub fn wanted(&self) -> Wanted {
-        self.rare().membership.wanted()
-    }
-
-    /// A version has been made durable on all members that are in sync or being rebuilt in it.
-    pub fn recorded(&self, version: u64) {
-        let rare = self.rare();
-        self.hot.recorded.fetch_max(version, Ordering::AcqRel);
-        let membership = &rare.membership;
-        if membership.active && version >= membership.active_since {
-            self.change_state(WriteState::Requested, WriteState::Active);
-        }
-        Self::wake_all(rare);
-    }
-
-    /// A member could not take what was wanted. It fails; if only space was lacking below it, then
-    /// those fail who wait for the record, and who comes later has it tried again.
-    pub fn record_failed(&self, slot: usize, error: DriveError) {
-        if error != DriveError::NoSpace {
-            self.member_flush(slot).fail(error);
-            self.fail_member(slot, MemberFault::Superblock(error));
-            return;
-        }
-        let mut rare = self.rare();
-        rare.membership.failed_records += 1;
-        rare.membership.without_space = slot;
-        self.change_state(WriteState::Requested, WriteState::Clean);
-        Self::wake_all(rare);
-    }
-
-    /// The newest version that is recorded.
-    pub fn recorded_version(&self) -> u64 {
-        self.hot.recorded.load(Ordering::Acquire)
-    }
-
-    /// Waits until `version` is recorded.
-    ///
-    /// # Errors
-    /// If the array has failed, or a superblock finds no space.
-    pub async fn wait_recorded(&self, version: u64) -> Result<(), ArrayError> {
-        let failures = self.rare().membership.failed_records;
-        self.keeper.wake();
-        self.wait_for(|rare| match () {
-            () if rare.membership.has_failed() => {
-                Some(Err(ArrayError::WriteFailed(WriteFailure::ArrayFailed)))
-            }
-            () if self.recorded_version() >= version => Some(Ok(())),
-            () if rare.membership.failed_records > failures => {
-                Some(Err(rare.membership.unrecorded()))
-            }
-            () => None,
-        })
-        .await
-    }
-
-    /// Waits until every change of the map made so far is durable. Every redundant write calls this
-    /// after its members' completions and before it is acknowledged.
-    ///
-    /// # Errors
-    /// If the array has failed, or a superblock finds no space.
-    pub(super) async fn settled(&self) -> Result<(), ArrayError> {
-        if mutation!("acknowledge-before-settled") {
-            return Ok(());
-        }
-        let needed = self.hot.map_version.load(Ordering::Acquire);
-        if self.recorded_version() >= needed && self.write_state() != WriteState::Failed {
-            return Ok(());
-        }
-        self.wait_recorded(needed).await
-    }
-
-    /// Has it recorded that copies agree below `position_bytes` ([`IN_SYNC`](super::IN_SYNC): everywhere). All
-    /// members have been flushed since that was so.
-    pub(super) fn checkpoint_resync(&self, position_bytes: u64) {
-        let mut rare = self.rare();
-        rare.membership.resync_from = position_bytes;
-        self.want(rare);
-    }
-
-    /// To be called by whoever else flushes a member (the writer of its superblock) and is told
-    /// that the flush failed: what was written before may be lost, and the kernel says so once
-    /// only. No later flush of this member is believed; it has failed.
-    pub fn fail_flush(&self, slot: usize, error: DriveError) {
-        if slot >= self.geometry.members() {
-            return;
-        }
-        self.member_counters(slot).flushes.fetch_add(1, Ordering::Relaxed);
-        self.member_flush(slot).fail(error);
-        self.fail_member(slot, MemberFault::Flush(error));
-    }
-}
-
-/// Bad blocks and read errors.
-impl Shared {
-    /// A member's bad blocks.
-    pub fn bad_blocks(&self, slot: usize) -> Vec<BadRange> {
-        let rare = self.rare();
-        rare.membership.bad_blocks.get(slot).map_or_else(Vec::new, |list| list.ranges().to_vec())
-    }
-
-    /// A range of a member's data area holds nothing to be believed from now on.
-    pub(super) fn add_bad_blocks(&self, slot: usize, range: Range<u64>) {
-        let mut rare = self.rare();
-        let Some(list) = rare.membership.bad_blocks.get_mut(slot) else { return };
-        if !list.add(range) {
-            return;
-        }
-        let is_full = list.entries() > MAX_ENTRIES;
-        self.map_changed(rare);
-        if is_full {
-            self.fail_member(slot, MemberFault::BadBlocksFull);
-        }
-    }
-
-    /// A range of a member's data area was written and holds what it should.
-    pub(super) fn clear_bad_blocks(&self, slot: usize, range: Range<u64>) {
-        let mut rare = self.rare();
-        if rare.membership.bad_blocks.get_mut(slot).is_some_and(|list| list.remove(range)) {
-            self.map_changed(rare);
-        }
-    }
-
-    /// Counts a read error of a member that is otherwise good; at the limit it is failed.
-    pub(super) fn count_read_error(&self, slot: usize, now: Duration) {
-        let mut rare = self.rare();
-        let Some(errors) = rare.membership.read_errors.get_mut(slot) else { return };
-        while errors.front().is_some_and(|&at| at + READ_ERROR_WINDOW < now) {
-            errors.pop_front();
-        }
-        errors.push_back(now);
-        let count = errors.len() as u32;
-        if count >= self.read_error_limit {
-            errors.clear();
-            drop(rare);
-            self.fail_member(slot, MemberFault::ReadErrors(count));
-        }
     }
 }

@@ -14,7 +14,7 @@ use super::fan::fan_out;
 use super::slots::SlotSet;
 use super::write::{Armed, Outcome, Work};
 use super::{Answer, Array};
-use crate::buffer::{Buffer, Pool};
+use crate::buffer::{Buffer, Pool, SharedBuffer};
 use crate::drive::{Drive, DriveError, ReadFailure};
 use crate::geometry::{Extent, Place};
 use crate::mutation::mutation;
@@ -372,15 +372,9 @@ impl<D: Drive> Array<D> {
         agrees: bool,
     ) -> Result<Buffer, Unread> {
         let end_bytes = offset_bytes + extent.len_bytes;
-        let writable = self.writable();
-        for slot in wrong.iter().filter(|&slot| writable.contains(slot)) {
-            self.shared.count_read_error(slot, self.timer.now());
-        }
+        self.count_wrong(wrong);
         if agrees && wrong.is_empty() {
             return Ok(buffer);
-        }
-        if !wrong.is_empty() {
-            self.shared.count_read_from_other_copy();
         }
         let core = self.endpoint.core();
         let permit = if agrees {
@@ -402,34 +396,63 @@ impl<D: Drive> Array<D> {
         let armed = Armed::new(&self.shared, offset_bytes);
         let data = buffer.freeze();
         let writable = self.writable();
+        // What was read may itself have been written by a resync, and not be durable yet.
+        let is_sure = !self.member(source.slot).is_some_and(|member| member.needs_fua(true));
         let targets = || {
             let copies = (0..extent.copies).map(|copy| extent.place(copy));
             copies.filter(|place| {
-                let is_meant = if agrees { wrong.contains(place.slot) } else { *place != source };
+                let is_meant = match agrees {
+                    true => wrong.contains(place.slot),
+                    false => *place != source || !is_sure,
+                };
                 is_meant && writable.contains(place.slot)
             })
         };
         let mut outcome = Outcome::default();
         // Where copies need not agree, what is answered now must be what is answered after a power
-        // cut, too, should the member that it was read from fail.
-        let writes = targets().map(|place| self.write_member(place, data.clone(), !agrees));
+        // cut, too, should any member fail.
+        let writes = targets().map(|place| {
+            let fua = !agrees && !mutation!("mend-without-fua");
+            self.write_member(place, data.clone(), fua)
+        });
         fan_out(targets().count(), writes, |result| outcome.add(result)).await;
         armed.disarm();
         drop(permit);
         // Where copies agreed, whoever lacks the block now has nothing else to answer with.
-        let settled = if agrees { Ok(()) } else { self.shared.settled().await };
-        let buffer = match data.try_into_mut() {
-            Ok(buffer) => buffer,
-            // A drive that has not answered in time still has it.
-            Err(data) => {
-                let mut copy = self.replacement(data.len())?;
-                copy.copy_from_slice(&data);
-                copy
-            }
-        };
+        let mut settled = if agrees { Ok(()) } else { self.shared.settled().await };
+        if let Some(slot) = outcome.no_space()
+            && !agrees
+        {
+            // One of the copies says something else still.
+            settled = settled.and(Err(ArrayError::NoSpace { slot }));
+        }
+        let buffer = self.taken_back(data)?;
         match settled {
             Err(error) => Err(Unread::new(error, buffer)),
             Ok(()) => Ok(buffer),
+        }
+    }
+
+    /// Counts copies that could not be read, while another one could.
+    fn count_wrong(&self, wrong: SlotSet) {
+        let writable = self.writable();
+        for slot in wrong.iter().filter(|&slot| writable.contains(slot)) {
+            self.shared.count_read_error(slot, self.timer.now());
+        }
+        if !wrong.is_empty() {
+            self.shared.count_read_from_other_copy();
+        }
+    }
+
+    /// A buffer again, of what was written. A drive that has not answered in time still has it.
+    fn taken_back(&self, data: SharedBuffer) -> Result<Buffer, Unread> {
+        match data.try_into_mut() {
+            Ok(buffer) => Ok(buffer),
+            Err(data) => {
+                let mut copy = self.replacement(data.len())?;
+                copy.copy_from_slice(&data);
+                Ok(copy)
+            }
         }
     }
 }

@@ -63,6 +63,8 @@ pub struct Settings {
     pub bad_blocks: Vec<Vec<BadRange>>,
     /// Read errors of a member within an hour at which it is failed; at least 1.
     pub read_error_limit: u32,
+    /// Entries that a member's list of bad blocks may have, one for each 256 KiB of a range.
+    pub bad_block_limit: u32,
     /// Where the write intent is kept.
     pub intent: IntentLayout,
     /// Makes state durable.
@@ -72,6 +74,10 @@ pub struct Settings {
 impl Settings {
     /// Read errors of a member within an hour at which it is failed, unless said otherwise.
     pub const READ_ERROR_LIMIT: u32 = 20;
+
+    /// Entries that a member's list of bad blocks may have, unless said otherwise: as many as md's
+    /// log of 4 KiB has room for, but for a reserve.
+    pub const BAD_BLOCK_LIMIT: u32 = super::bad_blocks::MAX_ENTRIES;
 
     /// The settings of an array on one core that is active, in sync and complete, which nobody
     /// keeps the state of, and whose data areas begin where the drives do.
@@ -88,6 +94,7 @@ impl Settings {
             rebuild_from: None,
             bad_blocks: Vec::new(),
             read_error_limit: Self::READ_ERROR_LIMIT,
+            bad_block_limit: Self::BAD_BLOCK_LIMIT,
             intent: IntentLayout::NONE,
             keeper: Arc::new(super::membership::NoKeeper),
         }
@@ -188,6 +195,7 @@ pub struct Shared {
     /// How often a drive came back whose cache may be lost.
     pub(super) lost_caches: AtomicU64,
     pub(super) read_error_limit: u32,
+    pub(super) bad_block_limit: u32,
     pub(super) limits: Limits,
     rare: Mutex<Rare>,
 }
@@ -249,6 +257,7 @@ impl Shared {
             reads_from_other_copies: AtomicU64::new(0),
             lost_caches: AtomicU64::new(0),
             read_error_limit: settings.read_error_limit.max(1),
+            bad_block_limit: settings.bad_block_limit,
             limits: Limits::default(),
             rare: Mutex::new(Rare { membership, recovery: Control::default(), wakers: Vec::new() }),
         })
@@ -359,7 +368,7 @@ impl Shared {
             WriteState::Stopped => rare.membership.is_wanted_active(),
             _ => false,
         };
-        if may && self.writes_in_flight() > 0 {
+        if may && self.writes_in_flight() > 0 && !mutation!("clean-beside-write") {
             if state == WriteState::Active {
                 self.change_state(WriteState::Clean, WriteState::Active);
             }

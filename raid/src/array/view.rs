@@ -38,6 +38,7 @@ impl MapCopy {
                 && self.rebuilding.contains(slot);
         is_good
             && !(self.with_bad_blocks.contains(slot)
+                && !mutation!("read-bad-block")
                 && self.bad_blocks.get(slot).is_some_and(|bad| bad.overlaps(place)))
     }
 }
@@ -185,6 +186,10 @@ impl<D: Drive> Array<D> {
             return Err(MemberError { slot: place.slot, error: DriveError::Gone });
         };
         let (drive, offset_bytes) = member.drive_at(place.offset_bytes);
+        // What counts as good from then on must still be there after a power cut.
+        let fua = fua
+            || self.is_bad(place.slot, &(place.offset_bytes..end_bytes))
+                && !mutation!("clear-bad-block-before-it-is-durable");
         let result = drive.write(offset_bytes, data, member.needs_fua(fua)).await;
         let result = result.map_err(|error| member.write_failed(&self.shared, error));
         self.written(&member, place.slot, place.offset_bytes..end_bytes, result)
@@ -201,7 +206,10 @@ impl<D: Drive> Array<D> {
         let Some(member) = self.member(slot) else {
             return Err(MemberError { slot, error: DriveError::Gone });
         };
-        let result = member.zero(&self.shared, offset_bytes, len_bytes, deallocate).await;
+        let mut result = member.zero(&self.shared, offset_bytes, len_bytes, deallocate).await;
+        if result.is_ok() && self.is_bad(slot, &(offset_bytes..offset_bytes + len_bytes)) {
+            result = self.flush_member(slot).await;
+        }
         self.written(&member, slot, offset_bytes..offset_bytes + len_bytes, result)
     }
 
@@ -246,13 +254,23 @@ impl<D: Drive> Array<D> {
     ) -> Result<(), MemberError> {
         match result {
             Ok(()) if self.map().with_bad_blocks.contains(slot) && self.is_in(slot, member) => {
-                self.shared.clear_bad_blocks(slot, range);
+                if !self.shared.clear_bad_blocks(slot, range) {
+                    return Err(MemberError { slot, error: DriveError::NoSpace });
+                }
             }
             Ok(())
             | Err(MemberError { error: DriveError::NoSpace | DriveError::Unsupported, .. }) => {}
+            Err(_) if mutation!("keep-member-after-failed-write") => {}
             Err(MemberError { error, .. }) => self.fail(slot, member, MemberFault::Write(error)),
         }
         result
+    }
+
+    /// Whether a part of a member's range is bad.
+    fn is_bad(&self, slot: usize, range: &Range<u64>) -> bool {
+        let map = self.map();
+        map.with_bad_blocks.contains(slot)
+            && map.bad_blocks.get(slot).is_some_and(|bad| bad.overlaps(range))
     }
 
     /// Fails a member, unless another drive has taken its place meanwhile.

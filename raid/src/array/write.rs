@@ -239,9 +239,10 @@ impl<D: Drive> Array<D> {
             return Err(ArrayError::WriteFailed(WriteFailure::CacheLost));
         }
         let writable = self.writable();
-        let flushes = writable.iter().map(|slot| self.flush_member(slot));
+        let count = if mutation!("flush-one-member") { 1 } else { writable.len() };
+        let flushes = writable.iter().take(count).map(|slot| self.flush_member(slot));
         let mut failed = None;
-        fan_out(writable.len(), flushes, |result| failed = failed.or(result.err())).await;
+        fan_out(count, flushes, |result| failed = failed.or(result.err())).await;
         self.settled(failed).await
     }
 

@@ -13,6 +13,7 @@ use super::error::{AssembleError, NotMember};
 use super::examine::Examined;
 use crate::metadata::private::PrivateArea;
 use crate::metadata::superblock::{Geometry, Role, Summary, Superblock};
+use crate::mutation::mutation;
 
 /// A drive of the array, in the list's order.
 #[derive(Clone, Copy)]
@@ -71,6 +72,7 @@ impl Candidate<'_> {
     /// into the array by a change that this one has not taken yet.
     pub(super) fn deems_failed(&self, other: &Self) -> bool {
         !other.is_rebuilding()
+            && !mutation!("ignore-what-a-member-deems-failed")
             && self.superblock.role_of(other.superblock.device_number()) == Role::Faulty
     }
 
@@ -252,7 +254,7 @@ fn membership(
     let Role::Active(slot) = role else {
         return Err(if own == Role::Spare { NotMember::Spare } else { NotMember::Failed });
     };
-    if behind > 1 {
+    if behind > 1 && !mutation!("believe-older-member") {
         return Err(NotMember::Behind { events: behind });
     }
     let awaits_role = own == Role::Spare && candidate.is_rebuilding();

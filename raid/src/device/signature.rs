@@ -128,7 +128,7 @@ impl Ends {
         let len = size_bytes.min(BLANK_BYTES);
         let last_at = size_bytes - len;
         let mut first = vec![0; usize::try_from(len).unwrap_or(0)];
-        let mut last = first.clone();
+        let mut last = vec![0; first.len()];
         medium.read_at(0, &mut first)?;
         medium.read_at(last_at, &mut last)?;
         Ok(Self { size_bytes, first, last, last_at })

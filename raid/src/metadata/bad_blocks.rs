@@ -12,13 +12,14 @@
 //!
 //! **No update loses an entry, wherever it is torn.** A log is written over in place, and
 //! a drive may tear it between any two sectors. So entries keep their places: what is
-//! new goes behind the last one ([`Log::with`]), and only when that is durable may what
+//! new goes behind the last one, or where another stands again ([`Log::with`]), and only when that is durable may what
 //! is no longer wanted be taken away ([`Log::without_others`]), by putting a copy of an
 //! entry that stays in its place, or, at the list's end, by shortening it. Either way every
 //! sector is right by itself. md takes the same entry twice as once.
 
 use super::SECTOR_BYTES;
 use crate::array::BadRange;
+use std::collections::HashSet;
 use std::ops::Range;
 use thiserror::Error;
 
@@ -157,15 +158,38 @@ impl Log {
     /// [`BadBlockError::Full`].
     pub fn with(&self, ranges: &[BadRange], data_offset_bytes: u64) -> Result<Self, BadBlockError> {
         let mut next = self.clone();
+        let mut seen = HashSet::new();
+        let is_again = |entry: &u64| !seen.insert(*entry);
+        // What stands in the list twice, because something was taken away there, is a free place.
+        let again = self.entries.iter().map(is_again).collect::<Vec<_>>();
+        let mut free = again.iter().enumerate().filter(|(_, again)| **again).map(|(at, _)| at);
         for entry in self.entries_for(ranges, data_offset_bytes) {
-            if !next.entries.contains(&entry) {
-                next.entries.push(entry);
+            if !seen.insert(entry) {
+                continue;
+            }
+            match free.next() {
+                Some(at) => next.entries[at] = entry,
+                None => next.entries.push(entry),
             }
         }
         if next.entries.len() > MAX_ENTRIES {
             return Err(BadBlockError::Full);
         }
         Ok(next)
+    }
+
+    /// The log without the entries of which nothing is in `ranges`: makes room where an update
+    /// would not fit beside them.
+    #[must_use]
+    pub fn without_unneeded(&self, ranges: &[BadRange], data_offset_bytes: u64) -> Self {
+        let wanted = self.entries_for(ranges, data_offset_bytes);
+        let wanted: Vec<Range<u64>> = wanted.iter().filter_map(|e| self.place(*e)).collect();
+        let is_needed = |entry: &u64| {
+            let Some(place) = self.place(*entry) else { return false };
+            let first = wanted.partition_point(|range| range.end <= place.start);
+            wanted.get(first).is_some_and(|range| range.start < place.end)
+        };
+        self.with_only(self.entries.iter().map(is_needed).collect())
     }
 
     /// The log with nothing in it but `ranges`, which it has already: the second step.
@@ -181,8 +205,15 @@ impl Log {
             }
             stays.push(first);
         }
+        self.with_only(stays)
+    }
+
+    /// The log with only those of its entries that are to stay, in their places; the others get the
+    /// first of them.
+    fn with_only(&self, stays: Vec<bool>) -> Self {
         let len = stays.iter().rposition(|stays| *stays).map_or(0, |last| last + 1);
-        let filler = seen.first().copied().unwrap_or(END);
+        let first = stays.iter().position(|stays| *stays);
+        let filler = first.and_then(|at| self.entries.get(at)).copied().unwrap_or(END);
         let keep = |(entry, stays): (&u64, &bool)| if *stays { *entry } else { filler };
         Self {
             entries: self.entries.iter().zip(&stays).map(keep).take(len).collect(),
@@ -214,6 +245,35 @@ mod tests {
 
     fn bad(start_bytes: u64, len_bytes: u64) -> BadRange {
         BadRange { start_bytes, end_bytes: start_bytes + len_bytes }
+    }
+
+    /// A log in which much comes and goes does not fill up with what stands in it again and again.
+    #[test]
+    fn places_are_used_again() {
+        let at = |number: u64| bad(number << 20, 512);
+        let mut log = Log::empty(0).unwrap().with(&[at(0), at(1), at(9000)], DATA).unwrap();
+        for number in 2..3000 {
+            let wanted = [at(0), at(number), at(9000)];
+            log = log.with(&wanted, DATA).unwrap().without_others(&wanted, DATA);
+            assert_eq!(log.ranges(DATA, 1 << 40), wanted);
+        }
+        assert!(log.to_bytes()[4 * 8..].iter().all(|byte| *byte == 0xff));
+    }
+
+    /// One that is nearly full can be exchanged in two steps.
+    #[test]
+    fn what_is_not_needed_makes_room() {
+        let of = |from: u64, to: u64| (from..to).map(|n| bad(n << 20, 1024)).collect::<Vec<_>>();
+        let log = Log::empty(0).unwrap().with(&of(0, 500), DATA).unwrap();
+        let mut wanted = of(400, 500);
+        wanted[0].end_bytes -= 512;
+        wanted.extend(of(600, 900));
+        assert_eq!(log.with(&wanted, DATA), Err(BadBlockError::Full));
+        let less = log.without_unneeded(&wanted, DATA);
+        assert_eq!(less.ranges(DATA, 1 << 40), of(400, 500));
+        let both = less.with(&wanted, DATA).unwrap();
+        let rest = both.without_others(&wanted, DATA);
+        assert_eq!(rest.ranges(DATA, 1 << 40), wanted);
     }
 
     /// Bytes as the kernel lays them out: 4 KiB that are bad 8 KiB into data at 1 MiB are

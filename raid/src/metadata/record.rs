@@ -335,20 +335,30 @@ impl<'a> Planner<'a> {
     /// Puts what is bad into the logs, before the superblocks.
     fn add_bad_blocks(&mut self) -> Result<(), CannotRecord> {
         for slot in self.slots.clone() {
-            let ranges = self.bad_blocks(slot);
+            let ranges = self.bad_blocks(slot).to_vec();
             let Some(replica) = self.replica(slot) else { continue };
             if ranges.is_empty() {
                 continue;
             }
             let cannot = |reason: BadBlockError| CannotRecord { slot, reason: reason.into() };
             let superblock = &replica.superblock;
-            let log = match &replica.bad_blocks {
+            let is_new = replica.bad_blocks.is_none();
+            let mut log = match &replica.bad_blocks {
                 Some(log) => log.clone(),
                 None => Log::empty(superblock.bad_block_shift()).map_err(cannot)?,
             };
-            let next = log.with(ranges, superblock.data_offset_bytes()).map_err(cannot)?;
+            let offset_bytes = superblock.data_offset_bytes();
+            if log.with(&ranges, offset_bytes) == Err(BadBlockError::Full) {
+                let less = log.without_unneeded(&ranges, offset_bytes);
+                if less != log {
+                    // There is a place, as something is in it.
+                    let _ = self.write_log(slot, less.clone());
+                    log = less;
+                }
+            }
+            let next = log.with(&ranges, offset_bytes).map_err(cannot)?;
             // What a log holds that does not count is not known.
-            if next != log || replica.bad_blocks.is_none() {
+            if next != log || is_new {
                 self.write_log(slot, next)
                     .ok_or(CannotRecord { slot, reason: CannotRecordReason::NoLog })?;
             }

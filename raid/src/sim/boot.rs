@@ -21,8 +21,8 @@ use super::operator::Operator;
 use super::runner::Story;
 use super::world::{Clock, Random, World};
 use crate::array::{
-    Array, BadRange, IN_SYNC, IntentLayout, Keeper, MemberState, RecoveryState, Settings, Shared,
-    WriteState,
+    Array, BadRange, IN_SYNC, IntentLayout, Keeper, Limit, MemberState, RecoveryState, Settings,
+    Shared, WriteState,
 };
 use crate::buffer::Pool;
 use crate::geometry::Geometry;
@@ -40,6 +40,7 @@ pub(crate) struct Start {
     pub(crate) bad_blocks: Vec<Vec<BadRange>>,
     pub(crate) intent: IntentLayout,
     pub(crate) read_error_limit: u32,
+    pub(crate) bad_block_limit: u32,
     pub(crate) cores: usize,
     pub(crate) unit: usize,
 }
@@ -97,6 +98,7 @@ impl Boot {
             rebuild_from: start.rebuild_from,
             bad_blocks: start.bad_blocks.clone(),
             read_error_limit: start.read_error_limit,
+            bad_block_limit: start.bad_block_limit,
             intent: start.intent.clone(),
             keeper: Arc::clone(&bell) as Arc<dyn Keeper>,
         });
@@ -110,6 +112,7 @@ impl Boot {
             faults: Rc::clone(&lasting.faults),
             places: RefCell::new(start.places),
             read_error_limit: u64::from(start.read_error_limit),
+            bad_block_limit: start.bad_block_limit,
             ever_out: RefCell::new(out.clone()),
             out: RefCell::new(out),
             stale: Rc::clone(&lasting.stale),
@@ -354,8 +357,10 @@ impl Boot {
             // Where a member is missing parity may have to wait for it.
             let has_parity = self.shared.geometry().parities() > 0;
             let is_over = || {
-                let doing = self.shared.recovery_status(Duration::ZERO).state;
-                doing == RecoveryState::Idle
+                let doing = self.shared.recovery_status(Duration::ZERO);
+                doing.state == RecoveryState::Idle
+                    // For good, if nobody writes what was lost.
+                    || matches!(doing.limited_by, Some(Limit::BadBlocksFull { .. }))
                     || self.shared.failure().is_some()
                     || has_parity && self.shared.is_degraded()
             };

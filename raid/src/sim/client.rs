@@ -185,7 +185,9 @@ impl Scene {
         let Err(error) = result else { return true };
         let is_allowed = match &error {
             ArrayError::NotReady => self.is_stopping.get() || self.ground.may_fail_writes(),
-            ArrayError::NoSpace { .. } => self.ground.had_no_space(),
+            ArrayError::NoSpace { slot } => {
+                self.ground.had_no_space() || self.ground.may_lack_room(*slot)
+            }
             ArrayError::ReadFailed { .. } | ArrayError::Unrecovered { .. } => {
                 self.model.borrow().may_fail(at.clone())
                     || self.ground.may_be_unreadable(at)
@@ -195,7 +197,7 @@ impl Scene {
             ArrayError::WriteFailed(_) => {
                 self.ground.may_fail_writes() || self.ground.may_be_unreadable(at)
             }
-            ArrayError::OutOfRange => false,
+            ArrayError::OutOfRange | ArrayError::BadBlocksFull { .. } => false,
         };
         let ground = &self.ground;
         assert!(is_allowed, "{what} of {at:?} fails without a cause: {error:?}; {ground:?}");

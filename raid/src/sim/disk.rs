@@ -13,6 +13,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::image::{Image, SECTOR_BYTES};
+use crate::device::signature::BLANK_BYTES;
 
 /// Never, as a time.
 pub(crate) const NEVER: u64 = u64::MAX;
@@ -40,6 +41,27 @@ struct Applied {
     is_lost: bool,
 }
 
+/// By sector: the sequence number of what survives there; in pages that are made when they are first
+/// needed.
+struct Sequences(Vec<Option<Box<[u64; Sequences::PAGE]>>>);
+
+impl Sequences {
+    const PAGE: usize = 64;
+
+    fn new(sectors: usize) -> Self {
+        Self(vec![None; sectors.div_ceil(Self::PAGE)])
+    }
+
+    fn get(&self, sector: usize) -> u64 {
+        self.0[sector / Self::PAGE].as_ref().map_or(0, |page| page[sector % Self::PAGE])
+    }
+
+    fn set(&mut self, sector: usize, sequence: u64) {
+        let page = self.0[sector / Self::PAGE].get_or_insert_with(|| Box::new([0; Self::PAGE]));
+        page[sector % Self::PAGE] = sequence;
+    }
+}
+
 /// What kind of drive it is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Model {
@@ -64,8 +86,7 @@ pub(crate) struct Disk {
     pub(crate) late: usize,
     visible: Image,
     surviving: Image,
-    /// By sector: the sequence number of what survives there.
-    surviving_sequence: Vec<u64>,
+    sequences: Sequences,
     /// Sectors that cannot be read until they are written.
     bad: BTreeSet<usize>,
     applied: Vec<Applied>,
@@ -83,7 +104,7 @@ impl Disk {
             late: 0,
             visible: Image::new(model.size_bytes),
             surviving: Image::new(model.size_bytes),
-            surviving_sequence: vec![0; model.size_bytes / SECTOR_BYTES],
+            sequences: Sequences::new(model.size_bytes / SECTOR_BYTES),
             bad: BTreeSet::new(),
             applied: Vec::new(),
             under_way: Vec::new(),
@@ -99,6 +120,12 @@ impl Disk {
     /// What survives a power cut at the least.
     pub(crate) fn surviving(&self) -> &Image {
         &self.surviving
+    }
+
+    /// Whether nothing was ever written where a look at it would find out whose it is.
+    pub(crate) fn is_blank(&self) -> bool {
+        let (size, ends) = (self.model.size_bytes, BLANK_BYTES as usize);
+        self.visible.is_zero(0, ends) && self.visible.is_zero(size - ends, ends)
     }
 
     /// Fills a range with junk before the first use.
@@ -127,7 +154,7 @@ impl Disk {
                 let unit_end = ((at / atomic_sectors + 1) * atomic_sectors).min(end);
                 if keeps() {
                     for sector in at..unit_end {
-                        if sequence > self.surviving_sequence[sector] {
+                        if sequence > self.sequences.get(sector) {
                             let from = (sector - first_sector) * SECTOR_BYTES;
                             let bytes = &data[from..from + SECTOR_BYTES];
                             self.surviving.write(sector * SECTOR_BYTES, bytes);
@@ -237,22 +264,22 @@ impl Disk {
 
     /// What is meant survives from now on.
     fn save(&mut self, is_meant: impl Fn(&Applied) -> bool) {
-        let (surviving, sequences) = (&mut self.surviving, &mut self.surviving_sequence);
+        let (surviving, sequences) = (&mut self.surviving, &mut self.sequences);
         self.applied.retain(|applied| {
             if !is_meant(applied) {
                 return true;
             }
             let count = applied.data.len() / SECTOR_BYTES;
-            let at = &mut sequences[applied.first_sector..applied.first_sector + count];
-            if at.iter().all(|&sequence| sequence < applied.sequence) {
-                at.fill(applied.sequence);
+            let sectors = applied.first_sector..applied.first_sector + count;
+            if sectors.clone().all(|sector| sequences.get(sector) < applied.sequence) {
+                sectors.for_each(|sector| sequences.set(sector, applied.sequence));
                 surviving.write(applied.first_sector * SECTOR_BYTES, &applied.data);
                 return false;
             }
-            for (index, sector) in applied.data.chunks(SECTOR_BYTES).enumerate() {
-                if applied.sequence > at[index] {
-                    at[index] = applied.sequence;
-                    surviving.write((applied.first_sector + index) * SECTOR_BYTES, sector);
+            for (sector, bytes) in sectors.zip(applied.data.chunks(SECTOR_BYTES)) {
+                if applied.sequence > sequences.get(sector) {
+                    sequences.set(sector, applied.sequence);
+                    surviving.write(sector * SECTOR_BYTES, bytes);
                 }
             }
             false
@@ -279,7 +306,7 @@ impl Disk {
         let sectors = offset / SECTOR_BYTES..(offset + len) / SECTOR_BYTES;
         self.bad.retain(|sector| !sectors.contains(sector));
         let now = self.tick();
-        self.surviving_sequence[sectors].fill(now);
+        sectors.for_each(|sector| self.sequences.set(sector, now));
     }
 
     /// Writes at once, surviving.

@@ -24,6 +24,8 @@ pub(crate) struct Ground {
     pub(crate) places: RefCell<Vec<Option<Place>>>,
     /// Read errors at which a member may be failed.
     pub(crate) read_error_limit: u64,
+    /// Entries that a member's list of bad blocks may have.
+    pub(crate) bad_block_limit: u32,
     /// The slots that were not in sync at some moment, and why, as the engine had it.
     pub(crate) out: RefCell<Vec<bool>>,
     /// Those that were at any time, though they may have been rebuilt since.
@@ -161,6 +163,12 @@ impl Ground {
     /// Whether a write may have found no space.
     pub(crate) fn had_no_space(&self) -> bool {
         self.faults.no_space() > 0
+    }
+
+    /// Whether the list of bad blocks of a member may be so full that an entry cannot become two, as
+    /// it has to when the middle of it is written.
+    pub(crate) fn may_lack_room(&self, slot: usize) -> bool {
+        self.shared.bad_blocks(slot).len() as u64 >= u64::from(self.bad_block_limit)
     }
 
     /// Whether some of these sectors may be unreadable.

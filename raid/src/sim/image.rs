@@ -52,6 +52,15 @@ impl Image {
         pages.clone().all(is_unwritten).then_some(byte)
     }
 
+    /// Whether all of a range of whole pages is zeros.
+    pub(crate) fn is_zero(&self, offset: usize, len: usize) -> bool {
+        let mut pages = offset / PAGE_BYTES..(offset + len) / PAGE_BYTES;
+        pages.all(|page| match &self.pages[page] {
+            Some(bytes) => bytes.iter().all(|&byte| byte == 0),
+            None => self.unwritten(page) == 0,
+        })
+    }
+
     pub(crate) fn write(&mut self, offset: usize, data: &[u8]) {
         let mut done = 0;
         while done < data.len() {

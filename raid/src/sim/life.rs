@@ -31,10 +31,10 @@ use crate::assemble::{
     create, decide, examine_medium, plan_assemble,
 };
 use crate::buffer::Pool;
-use crate::device::signature::Contents;
 use crate::geometry::{Geometry, Level};
 use crate::metadata::layout::place;
 use crate::metadata::{Consistency, Timestamp};
+use crate::mutation::mutation;
 use uuid::Uuid;
 
 thread_local! {
@@ -345,11 +345,7 @@ impl Life {
     fn present(&mut self, all: bool) -> Vec<usize> {
         let mut rest: Vec<usize> = (0..self.drives.borrow().0.len()).collect();
         // New drives that never came into the array stay out of this.
-        let is_blank = |medium: &SimMedium| {
-            examine_medium(medium).is_ok_and(|drive| drive.contents == Contents::Blank)
-        };
-        let media = self.media(&rest, &Fuse::new(None, 0), &Rc::default());
-        rest.retain(|disk| !is_blank(&media[*disk]));
+        rest.retain(|disk| !self.drives.borrow().get(*disk).borrow().is_blank());
         if !all && self.random.below(4) == 0 {
             let keep = self.random.below(100);
             rest.retain(|_| self.random.below(100) < keep);
@@ -460,6 +456,10 @@ impl Life {
     ) {
         let starts_without = !self.are_all_here(present);
         self.truth.borrow_mut().started_without |= starts_without;
+        if starts_without && answer.run {
+            // From here on there may be two histories.
+            self.truth.borrow_mut().took_risk = true;
+        }
         let stale = self.lasting.stale.borrow().clone();
         let used: Vec<usize> = plan
             .slots
@@ -521,7 +521,8 @@ impl Life {
         self.lasting.story.borrow_mut().count("parts of rows replayed", replayed.parts as u64);
         // A loss that was not known yet is recorded before anybody reads or writes.
         let recorded = handle.recorded().clone();
-        if recorded.members.iter().any(|state| *state == MemberState::Missing)
+        if recorded.members.contains(&MemberState::Missing)
+            && !mutation!("no-record-of-loss-at-start")
             && let Err(error) = handle.record(&recorded)
         {
             assert!(fuse.is_blown(), "the start failed: {error}");
@@ -579,6 +580,7 @@ impl Life {
             bad_blocks: recorded.bad_blocks,
             intent,
             read_error_limit: self.shape.read_error_limit,
+            bad_block_limit: self.shape.bad_block_limit,
             cores: self.shape.cores,
             unit: self.shape.unit(),
         };

@@ -152,17 +152,17 @@ impl SimMedium {
         }
     }
 
-    fn read_now(&self, offset_bytes: u64, len: usize) -> io::Result<Vec<u8>> {
+    fn read_now(&self, offset_bytes: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.check()?;
         let disk = self.disk.borrow();
-        if offset_bytes + len as u64 > disk.model.size_bytes as u64 {
+        if offset_bytes + buf.len() as u64 > disk.model.size_bytes as u64 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        if !disk.is_readable(offset_bytes, len) {
+        if !disk.is_readable(offset_bytes, buf.len()) {
             return Err(io::Error::from_raw_os_error(5));
         }
-        let mut bytes = vec![0; len];
-        disk.visible().read(offset_bytes as usize, &mut bytes);
-        Ok(bytes)
+        disk.visible().read(offset_bytes as usize, buf);
+        Ok(())
     }
 }
 
@@ -176,10 +176,13 @@ impl Medium for SimMedium {
     }
 
     fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> io::Result<()> {
-        let read = || self.check().and_then(|()| self.read_now(offset_bytes, buf.len()));
         let raw = |error: io::Error| error.raw_os_error().unwrap_or(5);
+        let read = || {
+            let mut bytes = vec![0; buf.len()];
+            self.read_now(offset_bytes, &mut bytes).map(|()| bytes)
+        };
         let bytes = match self.taped(|| StepKind::Read(read().map_err(raw))) {
-            None => read()?,
+            None => return self.read_now(offset_bytes, buf),
             Some(Ok(Step { what: StepKind::Read(Ok(bytes)), .. })) => bytes,
             Some(Ok(Step { what: StepKind::Read(Err(errno)), .. }) | Err(errno)) => {
                 return Err(io::Error::from_raw_os_error(errno));

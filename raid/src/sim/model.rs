@@ -208,12 +208,14 @@ impl Model {
         let is_allowed = |v: &Write| matches(v) && !is_superseded(v) && !is_overtaken(v);
         // One that is exactly this rather than one that stands for it.
         let exact = writes.iter().position(|v| v.value == value && is_allowed(v));
+        // Zeros may also be those of a write since then, which need not be there after the next cut.
+        let is_open = writes.iter().any(|v| v.value == value && !v.is_candidate && is_allowed(v));
         let Some(index) = exact.or_else(|| writes.iter().position(is_allowed)) else {
             let what = format!("reads {} in a read begun at {began}", show(value));
             return Err(format!("sector {number} {what}; {}", Self::tell(sector)));
         };
         sector.writes[index].value = value;
-        if sector.writes[index].is_candidate {
+        if sector.writes[index].is_candidate && !is_open {
             let kept = sector.writes[index].clone();
             sector.writes.retain(|write| !write.is_candidate);
             sector.writes.insert(0, kept);
@@ -406,6 +408,20 @@ mod tests {
         assert_eq!(model.read(0, began, 5), Ok(()));
         assert_eq!(model.read(0, began, 0), Ok(()), "read at the same time");
         assert!(read(&mut model, 0).is_err());
+    }
+
+    #[test]
+    fn zeros_that_several_may_have_written_settle_nothing() {
+        let mut model = two_writes();
+        let zeros = model.ask(0..1, ZERO);
+        model.answer(&zeros, true, false);
+        model.power_cut();
+        let again = model.ask(0..1, ZERO);
+        assert_eq!(read(&mut model, ZERO), Ok(()));
+        model.answer(&again, false, false);
+        model.power_cut();
+        assert_eq!(read(&mut model, 2), Ok(()), "the new zeros were what was read, and are lost");
+        assert!(read(&mut model, ZERO).is_err());
     }
 
     #[test]

@@ -17,16 +17,45 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         breaks: "superblocks say \"active\" before the first write after clean",
     },
     Mutation {
+        name: "write-before-bitmap-bit",
+        breaks: "a bitmap bit is durable before the writes it covers are submitted",
+    },
+    Mutation { name: "bitmap-on-one-member", breaks: "a bitmap bit is on every member" },
+    Mutation {
+        name: "write-before-log-record",
+        breaks: "a log record is durable before the writes it covers are submitted",
+    },
+    Mutation {
+        name: "no-log-while-degraded",
+        breaks: "a log record is written in a degraded array, too",
+    },
+    Mutation {
+        name: "log-without-q",
+        breaks: "RAID 6 logs the partial Q as well as the partial P",
+    },
+    Mutation {
+        name: "metadata-without-fua",
+        breaks: "bits, records and maps are durable when their writes have ended",
+    },
+    Mutation {
         name: "acknowledge-before-settled",
         breaks: "a failure is durable before a write that the member missed is acknowledged",
     },
     Mutation {
-        name: "write-before-bitmap-bit",
-        breaks: "a bitmap bit is durable before the writes it covers are submitted",
+        name: "one-event-for-failure",
+        breaks: "a failure raises the event count by at least two",
     },
     Mutation {
-        name: "write-before-log-record",
-        breaks: "a log record is durable before the writes it covers are submitted",
+        name: "same-epoch",
+        breaks: "a change of the members has a new epoch before anything depends on it",
+    },
+    Mutation {
+        name: "no-state-record",
+        breaks: "the state directory's record is written before a failure is settled",
+    },
+    Mutation {
+        name: "no-record-of-loss-at-start",
+        breaks: "a start without a member records its loss before anybody reads",
     },
     Mutation {
         name: "clear-bit-without-flush",
@@ -37,28 +66,55 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         breaks: "all members are flushed before log space is used again",
     },
     Mutation {
-        name: "advance-position-without-flush",
-        breaks: "all members are flushed before a sync position is recorded",
+        name: "reuse-log-under-writes",
+        breaks: "log space is used again only after the writes that it covers",
+    },
+    Mutation {
+        name: "advance-resync-without-flush",
+        breaks: "all members are flushed before a resync position is recorded",
+    },
+    Mutation {
+        name: "advance-rebuild-without-flush",
+        breaks: "all members are flushed before a rebuild position is recorded",
+    },
+    Mutation {
+        name: "position-of-after-the-flush",
+        breaks: "the position that is recorded is that from before the flush",
     },
     Mutation {
         name: "clean-without-flush",
         breaks: "all members are flushed before \"clean\" is recorded",
     },
     Mutation {
-        name: "clear-bit-while-degraded",
-        breaks: "no bitmap bit is cleared while degraded",
+        name: "clean-beside-write",
+        breaks: "\"clean\" is recorded only while nothing is being written",
     },
+    Mutation {
+        name: "clean-after-failure",
+        breaks: "\"clean\" is not recorded once the array has failed",
+    },
+    Mutation { name: "flush-one-member", breaks: "a flush is one of all members" },
     Mutation {
         name: "believe-flush-after-failure",
         breaks: "a failed flush fails the member and is not repeated and believed",
     },
     Mutation {
-        name: "one-event-for-failure",
-        breaks: "a failure raises the event count by at least two",
+        name: "keep-member-after-failed-write",
+        breaks: "a member that does not write has failed",
     },
     Mutation {
-        name: "no-state-record",
-        breaks: "the state directory's record is written before a failure is settled",
+        name: "clear-bit-while-degraded",
+        breaks: "no bitmap bit is cleared while degraded",
+    },
+    // What is acknowledged, or was read once.
+    Mutation { name: "write-without-fua", breaks: "a write with FUA is durable on all members" },
+    Mutation {
+        name: "mend-without-fua",
+        breaks: "what is read where copies differ is durable on all before it is answered",
+    },
+    Mutation {
+        name: "agree-before-flush",
+        breaks: "copies count as equal only once all members have been flushed",
     },
     // Reads beside the owner.
     Mutation {
@@ -73,6 +129,7 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "read-rebuilding-member",
         breaks: "a rebuilding member is read only below the rebuild's position",
     },
+    Mutation { name: "read-bad-block", breaks: "a bad block is not read" },
     Mutation {
         name: "repair-without-lock",
         breaks: "read repair re-reads and rewrites on the owner under the lock",
@@ -82,6 +139,52 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         breaks: "overlapping writes reach all copies in the same order",
     },
     Mutation { name: "skip-rebuilding-member", breaks: "a rebuilding member gets every write" },
+    // Bad blocks.
+    Mutation { name: "forget-bad-block", breaks: "what is lost is bad from then on" },
+    Mutation { name: "bad-blocks-in-memory-only", breaks: "bad blocks are recorded" },
+    Mutation {
+        name: "clear-bad-block-before-it-is-durable",
+        breaks: "a block is bad until what was written there is durable",
+    },
+    // Members that come back.
+    Mutation {
+        name: "no-degraded-map",
+        breaks: "what a member misses is in the degraded-write map",
+    },
+    Mutation {
+        name: "forget-write-beside-failure",
+        breaks: "so is what was being written when it failed",
+    },
+    Mutation {
+        name: "readd-as-it-is",
+        breaks: "a member that comes back is rebuilt where it misses something",
+    },
+    // Assembly.
+    Mutation {
+        name: "believe-older-member",
+        breaks: "a member is in sync only within one event of the newest",
+    },
+    Mutation {
+        name: "ignore-what-a-member-deems-failed",
+        breaks: "members that deem each other failed have diverged",
+    },
+    Mutation {
+        name: "ignore-state-record",
+        breaks: "a set that is behind what is remembered does not start by itself",
+    },
+    Mutation {
+        name: "start-without-missing-members",
+        breaks: "nor does one that lacks members which may be newer",
+    },
+    Mutation {
+        name: "believe-any-private-header",
+        breaks: "the private area counts only beside the superblock it was written for",
+    },
+    Mutation { name: "skip-replay", breaks: "the log is replayed before parity is relied on" },
+    Mutation {
+        name: "ignore-dirty-bits",
+        breaks: "what was dirty at a crash is made to agree before it is relied on",
+    },
     // Parity.
     Mutation {
         name: "wrong-parity-after-partial-write",
@@ -93,10 +196,13 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "log-without-checks",
         breaks: "a crash with the loss of a member takes nothing that was acknowledged as safe",
     },
-    Mutation { name: "skip-replay", breaks: "the log is replayed before parity is relied on" },
     Mutation {
-        name: "ignore-dirty-bits",
-        breaks: "what was dirty at a crash is made to agree before it is relied on",
+        name: "rebuild-from-untrusted-parity",
+        breaks: "nor is a member rebuilt from it elsewhere",
+    },
+    Mutation {
+        name: "trust-parity-after-failed-write",
+        breaks: "parity that does not fit its data any more is not relied on",
     },
 ];
 

@@ -46,6 +46,12 @@ pub(crate) struct Failure {
     pub(crate) message: String,
 }
 
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "seed {} fails:\n{}", self.seed, self.message)
+    }
+}
+
 /// What has come of a run of many.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
@@ -65,10 +71,10 @@ impl Outcome {
         };
         let all: String = self.failures.iter().map(line).collect();
         panic!(
-            "\nsimulation: seed {} fails:\n{}\n\nto see it, with a legend:\n  \
-             RAIDFABRIC_SIM_SEED={} RAIDFABRIC_SIM_TRACE=1 cargo test --release -p raidfabric-raid \
-             --lib {test} -- --exact --nocapture\nall that failed:{all}\n",
-            first.seed, first.message, first.seed
+            "\nsimulation: {first}\n\nto see it, with a legend:\n  RAIDFABRIC_SIM_SEED={} \
+             RAIDFABRIC_SIM_TRACE=1 cargo test --profile simulation -p raidfabric-raid --lib {test} \
+             -- --exact --nocapture\nall that failed:{all}\n",
+            first.seed
         );
     }
 }
@@ -117,7 +123,12 @@ pub(crate) struct Run {
     pub(crate) mutation: &'static str,
     /// Ends when so many seeds have failed.
     pub(crate) most_failures: usize,
+    /// Tells every failure at once, and now and then how far it is.
+    pub(crate) is_told: bool,
 }
+
+/// How often it is told how far a run is.
+const TOLD_EVERY: Duration = Duration::from_secs(60);
 
 impl Run {
     /// The given number of seeds, or what the environment asks for.
@@ -127,7 +138,7 @@ impl Run {
             (first, Some(count)) => first.unwrap_or(0)..first.unwrap_or(0) + count,
             (None, None) => 0..usual,
         };
-        Self { seeds, time: None, mutation: "", most_failures: 10 }
+        Self { seeds, time: None, mutation: "", most_failures: 10, is_told: false }
     }
 
     /// Lives all lives, on all processors.
@@ -135,6 +146,7 @@ impl Run {
         let next = AtomicU64::new(self.seeds.start);
         let outcome = Mutex::new(Outcome::default());
         let started = Instant::now();
+        let told = Mutex::new(started);
         let work = || {
             loop {
                 let seed = next.fetch_add(1, Ordering::Relaxed);
@@ -147,16 +159,30 @@ impl Run {
                 outcome.seeds += 1;
                 match result {
                     Ok(story) => outcome.story.add(&story),
-                    Err(message) => outcome.failures.push(Failure { seed, message }),
+                    Err(message) => {
+                        let failure = Failure { seed, message };
+                        if self.is_told {
+                            println!("{failure}\nto see it: tests/soak --replay {seed}\n");
+                        }
+                        outcome.failures.push(failure);
+                    }
+                }
+                let mut told = told.lock().unwrap();
+                if self.is_told && told.elapsed() >= TOLD_EVERY {
+                    *told = Instant::now();
+                    let minutes = started.elapsed().as_secs() / 60;
+                    let (seeds, failed) = (outcome.seeds, outcome.failures.len());
+                    println!("{minutes} minutes: {seeds} seeds, {failed} failed");
                 }
                 if outcome.failures.len() >= self.most_failures {
                     next.store(self.seeds.end, Ordering::Relaxed);
                 }
             }
         };
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let all = || std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = number("RAIDFABRIC_SIM_THREADS").map_or_else(all, |threads| threads as usize);
         std::thread::scope(|scope| {
-            (0..threads).for_each(|_| {
+            (0..threads.max(1)).for_each(|_| {
                 scope.spawn(work);
             });
         });

@@ -19,6 +19,8 @@ pub(crate) struct Shape {
     pub(crate) cores: usize,
     /// Read errors at which a member is failed.
     pub(crate) read_error_limit: u32,
+    /// Entries that a member's list of bad blocks may have.
+    pub(crate) bad_block_limit: u32,
     /// How it is made consistent after a crash.
     pub(crate) consistency: Consistency,
     /// What each drive is.
@@ -70,6 +72,7 @@ impl Shape {
             drives: drives.collect(),
             cores: 1 + random.below(3) as usize,
             read_error_limit: [20, 3][random.below(2) as usize],
+            bad_block_limit: [448, 448, 448, 3][random.below(4) as usize],
         }
     }
 

@@ -53,7 +53,7 @@ fn an_error_at_every_call() {
     let (lives, stride) = if cfg!(debug_assertions) { (3, 31) } else { (12, 7) };
     // Of a life there are as many runs as calls, so the number of seeds is not for asking.
     let seeds = number("RAIDFABRIC_SIM_SEED").map_or(0..lives, |seed| seed..seed + 1);
-    let run = Run { seeds, time: None, mutation: "", most_failures: 10 };
+    let run = Run { seeds, time: None, mutation: "", most_failures: 10, is_told: false };
     let outcome = run.run(|seed| {
         let quiet = Plot { boots: 1, faulty_boots: 0, ..plot() };
         let mut life = Life::new(seed, quiet);
@@ -75,20 +75,25 @@ fn an_error_at_every_call() {
     outcome.expect_clean("sim::tests::an_error_at_every_call");
 }
 
-/// Lives for as long as `RAIDFABRIC_SIM_MINUTES` says (or an hour), from the seed
-/// `RAIDFABRIC_SIM_SEED` on (or one made of the time).
+/// Lives for as long as `RAIDFABRIC_SIM_MINUTES` says (or an hour), or for so many seeds as
+/// `RAIDFABRIC_SIM_SEEDS` says, from the seed `RAIDFABRIC_SIM_SEED` on (or one made of the time). With
+/// `RAIDFABRIC_SIM_STOP` it ends at the first that fails.
 #[test]
 #[ignore = "it takes as long as it is told to"]
 fn soak() {
-    let minutes = number("RAIDFABRIC_SIM_MINUTES").unwrap_or(60);
+    let minutes = number("RAIDFABRIC_SIM_MINUTES");
+    let seeds = number("RAIDFABRIC_SIM_SEEDS");
     let now = std::time::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_secs());
     let first = number("RAIDFABRIC_SIM_SEED").unwrap_or(now << 24);
+    let minutes = minutes.or(seeds.is_none().then_some(60));
     let run = Run {
-        seeds: first..u64::MAX,
-        time: Some(Duration::from_secs(60 * minutes)),
+        seeds: first..seeds.map_or(u64::MAX, |count| first.saturating_add(count)),
+        time: minutes.map(|minutes| Duration::from_secs(60 * minutes)),
         mutation: "",
-        most_failures: 10,
+        most_failures: if number("RAIDFABRIC_SIM_STOP").is_some() { 1 } else { usize::MAX },
+        is_told: true,
     };
+    println!("from seed {first} on");
     let outcome = run.run(|seed| Life::new(seed, plot()).live());
     println!("{} seeds from {first} on:\n{:?}", outcome.seeds, outcome.story);
     outcome.expect_clean("sim::tests::many_lives");
@@ -99,24 +104,25 @@ fn soak() {
 #[ignore = "it lives thousands of lives"]
 fn mutations_are_noticed() {
     let most = number("RAIDFABRIC_SIM_SEEDS").unwrap_or(20_000);
-    let wanted = std::env::var("RAIDFABRIC_SIM_MUTATION").unwrap_or_default();
+    let wanted = std::env::var("RAIDFABRIC_SIM_MUTATIONS").unwrap_or_default();
+    let is_wanted = |name: &str| wanted.is_empty() || wanted.split_whitespace().any(|w| w == name);
     let mut unnoticed = Vec::new();
     println!("| mutation | what it breaks | seeds | how it shows |\n|---|---|---|---|");
-    for mutation in MUTATIONS.iter().filter(|m| wanted.is_empty() || m.name == wanted) {
-        let run = Run { seeds: 0..most, time: None, mutation: mutation.name, most_failures: 1 };
-        let outcome = run.run(|seed| Life::new(seed, plot()).live());
-        let how = outcome
-            .failures
-            .first()
-            .map(|failure| failure.message.lines().next().unwrap_or_default().to_owned());
+    for mutation in MUTATIONS.iter().filter(|mutation| is_wanted(mutation.name)) {
         let (name, breaks) = (mutation.name, mutation.breaks);
-        match how {
-            Some(how) => println!("| `{name}` | {breaks} | {} | {how} |", outcome.seeds),
-            None => {
-                println!("| `{name}` | {breaks} | not in {} | |", outcome.seeds);
-                unnoticed.push(name);
-            }
-        }
+        let run =
+            Run { seeds: 0..most, time: None, mutation: name, most_failures: 1, is_told: false };
+        let outcome = run.run(|seed| Life::new(seed, plot()).live());
+        let Some(failure) = outcome.failures.first() else {
+            println!("| `{name}` | {breaks} | not in {} | |", outcome.seeds);
+            unnoticed.push(name);
+            continue;
+        };
+        // Without what is another in every run.
+        let how = failure.message.lines().next().unwrap_or_default().replace('|', "/");
+        let how: String =
+            how.split([';', ':']).next().unwrap_or_default().chars().take(90).collect();
+        println!("| `{name}` | {breaks} | {} | {how} |", failure.seed + 1);
     }
     assert!(unnoticed.is_empty(), "not noticed: {unnoticed:?}");
 }

@@ -222,13 +222,16 @@ impl Log {
         }
         let has_place = |slot: &usize| members.is_writable(*slot) && self.place(*slot).is_some();
         let p_slot = slots[0].filter(|_| is_whole || record.p.is_some()).filter(has_place);
-        let q_slot = slots[1].filter(|_| is_whole || record.q.is_some()).filter(has_place);
+        let q_slot = slots[1].filter(|_| !mutation!("log-without-q"));
+        let q_slot = q_slot.filter(|_| is_whole || record.q.is_some()).filter(has_place);
         let index = match (self.kind, p_slot, q_slot) {
             (_, None, None) | (LogKind::Ppl, None, _) => return Ok(None),
             (LogKind::Ppl, Some(slot), _) => slot,
             (LogKind::WriteLog, ..) => 0,
         };
-        if mutation!("write-before-log-record") {
+        if mutation!("write-before-log-record")
+            || mutation!("no-log-while-degraded") && members.is_degraded()
+        {
             return Ok(None);
         }
         let ticket = self.sequence(index).enter(Record { log: record, p_slot, q_slot });
@@ -477,7 +480,7 @@ impl Sequence {
 
     /// Whether the next unit's place is not that of one that is live.
     fn has_room(&self, depth: usize) -> bool {
-        let oldest = self.live.front();
+        let oldest = self.live.front().filter(|_| !mutation!("reuse-log-under-writes"));
         oldest.is_none_or(|unit| self.next_generation - unit.generation < depth as u64)
     }
 

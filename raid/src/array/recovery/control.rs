@@ -4,8 +4,8 @@
 //! * The *rebuild position* belongs to the members that are being rebuilt. Each that comes sets it
 //!   back to 0 and begins a new *series*; what an older one has done does not count for the new
 //!   member.
-//! * The *resync position* advances only over what no write has left unequal since the walk over
-//!   it began ([`Shared::require_resync`] remembers the lowest such place).
+//! * The *resync position* advances only after all members have been flushed, and over what no write
+//!   has left unequal since the walk over it began ([`Shared::require_resync`] remembers the lowest such place).
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -210,6 +210,11 @@ impl Control {
     /// The number of the members that came so far.
     pub(in crate::array) fn series(&self) -> u64 {
         self.series
+    }
+
+    /// What has been rebuilt does not count any more behind some place.
+    pub(in crate::array) fn rebuild_anew(&mut self) {
+        self.series += 1;
     }
 
     /// The last member that came, of that number, lacks only these ranges of the array.
@@ -492,7 +497,8 @@ impl Shared {
         self.rare().recovery.required_from >= to
     }
 
-    /// The walk has made everything from `from`, the resync position, to `to` agree. False, and
+    /// The walk has made everything from `from`, the resync position, to `to` agree, and all members
+    /// have been flushed since. False, and
     /// nothing changes, if a write has left copies unequal there meanwhile; or if a level with
     /// parity has lost a member, without which it cannot be told what is right.
     pub(super) fn advance_resync(&self, from: u64, to: u64) -> bool {

@@ -22,7 +22,7 @@ use futures_util::future::join_all;
 
 use super::control::Mismatch;
 use super::plan::CheckMode;
-use super::{Chore, MIN_PIECE_BYTES, PIECE_BYTES, differing_runs, is_zero};
+use super::{Chore, Lost, MIN_PIECE_BYTES, PIECE_BYTES, differing_runs, is_zero};
 use crate::array::error::ArrayError;
 use crate::array::slots::SlotSet;
 use crate::array::write::{Armed, Outcome};
@@ -97,7 +97,11 @@ impl<D: Drive> Array<D> {
             lock.held().await;
             self.check_not_failed()?;
             let armed = Armed::new(&self.shared, at);
-            let result = self.recover_range(chore, at, len).await;
+            let lost = Lost::default();
+            let mut result = self.recover_range(chore, at, len, &lost).await;
+            if result.is_ok() {
+                result = self.note_lost(lost).await;
+            }
             armed.disarm();
             drop(lock);
             result?;
@@ -116,26 +120,37 @@ impl<D: Drive> Array<D> {
         let mut at = offset_bytes;
         while at < end {
             let len = PIECE_BYTES.min(end - at);
+            let lost = Lost::default();
             for extent in self.shared.geometry().extents(at, len) {
-                self.copy_extent(at + extent.position_bytes, &extent, To::Others).await?;
+                let offset_bytes = at + extent.position_bytes;
+                self.copy_extent(offset_bytes, &extent, To::Others, &lost).await?;
             }
+            self.note_lost(lost).await?;
             at += len;
         }
         Ok(())
     }
 
     /// All extents of a range at once; the range is held.
-    async fn recover_range(&self, chore: Chore, offset_bytes: u64, len_bytes: u64) -> Done {
+    async fn recover_range(
+        &self,
+        chore: Chore,
+        offset_bytes: u64,
+        len_bytes: u64,
+        lost: &Lost,
+    ) -> Done {
         let extents = self.shared.geometry().extents(offset_bytes, len_bytes);
         let works = extents.map(|extent| async move {
             let at = offset_bytes + extent.position_bytes;
             let agrees = self.agrees(&(at..at + extent.len_bytes));
             match chore {
                 Chore::Sync if agrees => Ok(()),
-                Chore::Sync => self.copy_extent(at, &extent, To::Others).await,
+                Chore::Sync => self.copy_extent(at, &extent, To::Others, lost).await,
                 Chore::Rebuild if !self.has_rebuilding_copy(&extent) => Ok(()),
-                Chore::Rebuild if agrees => self.copy_extent(at, &extent, To::Rebuilding).await,
-                Chore::Rebuild => self.copy_extent(at, &extent, To::Others).await,
+                Chore::Rebuild if agrees => {
+                    self.copy_extent(at, &extent, To::Rebuilding, lost).await
+                }
+                Chore::Rebuild => self.copy_extent(at, &extent, To::Others, lost).await,
                 Chore::Check(mode) if agrees => self.check_extent(at, &extent, mode).await,
                 Chore::Check(_) => {
                     self.shared.found(|report| {
@@ -182,7 +197,7 @@ impl<D: Drive> Array<D> {
     }
 
     /// Writes the first copy of an extent that can be read to others; the range is held.
-    async fn copy_extent(&self, offset_bytes: u64, extent: &Extent, to: To) -> Done {
+    async fn copy_extent(&self, offset_bytes: u64, extent: &Extent, to: To, lost: &Lost) -> Done {
         if extent.copies == 1 {
             return Ok(());
         }
@@ -216,11 +231,12 @@ impl<D: Drive> Array<D> {
         self.check_not_failed()?;
         if self.can_halve(len) {
             for (at, half) in self.halves(offset_bytes, extent) {
-                Box::pin(self.copy_extent(at, &half, to)).await?;
+                Box::pin(self.copy_extent(at, &half, to, lost)).await?;
             }
             return Ok(());
         }
-        self.lost_block(extent, to).await
+        self.lose_block(extent, to, lost);
+        Ok(())
     }
 
     /// The copies of an extent in the order in which they are tried.
@@ -324,7 +340,7 @@ impl<D: Drive> Array<D> {
     }
 
     /// No copy of a block can be read: it is bad where it should have been written.
-    async fn lost_block(&self, block: &Extent, to: To) -> Done {
+    fn lose_block(&self, block: &Extent, to: To, lost: &Lost) {
         let (writable, rebuilding) = (self.writable(), self.map().rebuilding);
         let concerned = match to {
             To::Others => writable,
@@ -332,11 +348,9 @@ impl<D: Drive> Array<D> {
         };
         for place in (0..block.copies).map(|copy| block.place(copy)) {
             if concerned.contains(place.slot) {
-                let bad = place.offset_bytes..place.offset_bytes + block.len_bytes;
-                self.shared.add_bad_blocks(place.slot, bad);
+                lost.add(place.slot, place.offset_bytes..place.offset_bytes + block.len_bytes);
             }
         }
-        self.settled(None).await
     }
 }
 

@@ -23,7 +23,8 @@
 //! * A task makes way for the host's requests ([`pace`]), and for a more urgent task.
 //! * Lack of space below a member, or of memory, makes it wait and try again. A member that fails
 //!   is out; if it was being rebuilt, that rebuild is over. A source that cannot be read costs the
-//!   blocks concerned at most.
+//!   blocks concerned at most. These are noted as bad, together for what is done under one lock;
+//!   while a list of bad blocks has no room for them the task waits at its position.
 //!
 //! The parts: what comes next ([`plan`]), how fast ([`pace`]), which shards ([`window`]), the
 //! numbers ([`progress`]), what all cores share of it ([`control`]), the walk ([`walk`]), and the
@@ -40,6 +41,7 @@ mod tests;
 mod walk;
 mod window;
 
+use std::cell::RefCell;
 use std::ops::Range;
 
 pub use control::{CheckReport, Mismatch, RecoveryState, RecoveryStatus};
@@ -56,6 +58,17 @@ const PIECE_BYTES: u64 = 256 << 10;
 
 /// With less memory than for this much of a copy nothing is tried.
 const MIN_PIECE_BYTES: u64 = 64 << 10;
+
+/// Places on members that hold nothing to be believed from now on, by slot: collected while a range
+/// is held, and noted together before it is let go.
+#[derive(Debug, Default)]
+struct Lost(RefCell<Vec<(usize, Range<u64>)>>);
+
+impl Lost {
+    fn add(&self, slot: usize, range: Range<u64>) {
+        self.0.borrow_mut().push((slot, range));
+    }
+}
 
 /// What a shard's owner does of a long task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +94,20 @@ impl<D: Drive> Array<D> {
         } else {
             self.recover_mirrors(chore, offset_bytes, len_bytes).await
         }
+    }
+
+    /// What has been lost is bad, durably. No member fails for that: if there is no room to note it
+    /// the task stops, and what it did since the last position does not count.
+    async fn note_lost(&self, lost: Lost) -> Done {
+        let lost = lost.0.into_inner();
+        if lost.is_empty() {
+            return Ok(());
+        }
+        self.check_not_failed()?;
+        let writable = self.writable();
+        self.shared
+            .add_bad_blocks(lost.into_iter().filter(|(slot, _)| writable.contains(*slot)))?;
+        self.settled(None).await
     }
 }
 

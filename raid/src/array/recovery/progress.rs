@@ -21,6 +21,12 @@ pub enum Limit {
     RateLimit,
     /// No memory was free.
     Memory,
+    /// Blocks are lost, and the list of bad blocks of a member has no room for them: only when
+    /// others of its bad blocks have been written again does it go on.
+    BadBlocksFull {
+        /// Its slot.
+        slot: usize,
+    },
     /// The sparse file or thin volume below a member has no room.
     Space {
         /// Its slot.

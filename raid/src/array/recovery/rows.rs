@@ -23,7 +23,7 @@ use futures_util::future::join_all;
 
 use super::control::Mismatch;
 use super::plan::CheckMode;
-use super::{Chore, PIECE_BYTES, is_zero};
+use super::{Chore, Lost, PIECE_BYTES, is_zero};
 use crate::array::error::ArrayError;
 use crate::array::slots::SlotSet;
 use crate::array::write::{Armed, Outcome};
@@ -31,6 +31,7 @@ use crate::array::{Array, Done};
 use crate::buffer::{Buffer, SharedBuffer};
 use crate::drive::Drive;
 use crate::geometry::{Geometry, Place, Role};
+use crate::mutation::mutation;
 use crate::parity::{Kernel, Located};
 
 /// With less memory than for this much of each chunk nothing is tried.
@@ -156,14 +157,18 @@ impl<D: Drive> Array<D> {
             let armed = Armed::new(&self.shared, first);
             let component =
                 geometry.row_component_offset(rows.start)..geometry.row_component_offset(rows.end);
+            let lost = Lost::default();
             let mut result = Ok(());
             for start in component.clone().step_by(span_bytes as usize) {
                 let range = start..component.end.min(start + span_bytes);
                 let span = Span { rows: rows.clone(), range };
-                result = self.recover_span(chore, span).await;
+                result = self.recover_span(chore, span, &lost).await;
                 if result.is_err() {
                     break;
                 }
+            }
+            if result.is_ok() {
+                result = self.note_lost(lost).await;
             }
             armed.disarm();
             drop(lock);
@@ -181,18 +186,21 @@ impl<D: Drive> Array<D> {
         1 << most.ilog2()
     }
 
-    async fn recover_span(&self, chore: Chore, span: Span) -> Done {
+    async fn recover_span(&self, chore: Chore, span: Span, lost: &Lost) -> Done {
         let geometry = self.shared.geometry();
         let agree = span.rows.clone().filter(|&row| self.agrees(&geometry.row_range(row)));
         let agree = agree.count() as u64;
         if agree > 0 && agree < span.rows.end - span.rows.start {
-            return self.recover_halves(chore, &span).await;
+            return self.recover_halves(chore, &span, lost).await;
         }
         match (chore, agree > 0) {
             (Chore::Sync, true) => Ok(()),
-            (Chore::Sync, false) => self.sync_span(span).await,
-            (Chore::Rebuild, agrees) => self.rebuild_span(span, agrees).await,
-            (Chore::Check(mode), true) => self.check_span(span, mode).await,
+            (Chore::Sync, false) => self.sync_span(span, lost).await,
+            (Chore::Rebuild, agrees) => {
+                let agrees = agrees || mutation!("rebuild-from-untrusted-parity");
+                self.rebuild_span(span, agrees, lost).await
+            }
+            (Chore::Check(mode), true) => self.check_span(span, mode, lost).await,
             (Chore::Check(_), false) => {
                 self.uncompared(&span);
                 Ok(())
@@ -200,19 +208,19 @@ impl<D: Drive> Array<D> {
         }
     }
 
-    async fn recover_halves(&self, chore: Chore, span: &Span) -> Done {
+    async fn recover_halves(&self, chore: Chore, span: &Span, lost: &Lost) -> Done {
         for half in span.halves(self.shared.geometry(), u64::from(self.block_bytes)) {
-            Box::pin(self.recover_span(chore, half)).await?;
+            Box::pin(self.recover_span(chore, half, lost)).await?;
         }
         Ok(())
     }
 
     /// Memory was lacking for a span: it is done in parts, if it can be.
-    async fn recover_with_less(&self, chore: Chore, span: &Span) -> Done {
+    async fn recover_with_less(&self, chore: Chore, span: &Span, lost: &Lost) -> Done {
         if span.len() <= MIN_SPAN_BYTES || !self.can_halve(span.len()) {
             return Err(ArrayError::NotReady);
         }
-        self.recover_halves(chore, span).await
+        self.recover_halves(chore, span, lost).await
     }
 
     /// Members whose part of a span can be read.
@@ -277,14 +285,10 @@ impl<D: Drive> Array<D> {
     }
 
     /// A row's part of a span holds nothing to be believed on these members.
-    fn lose(&self, span: &Span, part: &Range<usize>, slots: impl IntoIterator<Item = usize>) {
+    fn lose(span: &Span, part: &Range<usize>, slots: impl IntoIterator<Item = usize>, lost: &Lost) {
         let start = span.range.start;
         let bad = start + part.start as u64..start + part.end as u64;
-        for slot in slots {
-            if self.writable().contains(slot) {
-                self.shared.add_bad_blocks(slot, bad.clone());
-            }
-        }
+        slots.into_iter().for_each(|slot| lost.add(slot, bad.clone()));
     }
 
     fn parity_slots(&self, row: u64) -> impl Iterator<Item = usize> {
@@ -305,7 +309,7 @@ impl<D: Drive> Array<D> {
 
 /// The resync.
 impl<D: Drive> Array<D> {
-    async fn sync_span(&self, span: Span) -> Done {
+    async fn sync_span(&self, span: Span, lost: &Lost) -> Done {
         let geometry = self.shared.geometry();
         let all = SlotSet::first(geometry.members());
         let unknown = ArrayError::Unrecovered { offset_bytes: span.array_range(geometry).start };
@@ -313,21 +317,21 @@ impl<D: Drive> Array<D> {
             return Err(unknown);
         }
         let Some(mut chunks) = self.read_span(&span, self.readable_slots(&span)).await else {
-            return self.recover_with_less(Chore::Sync, &span).await;
+            return self.recover_with_less(Chore::Sync, &span, lost).await;
         };
         let read = slots_of(&chunks);
         if self.map().in_sync != all {
             return Err(unknown);
         }
         if read != all && self.can_halve(span.len()) {
-            return self.recover_halves(Chore::Sync, &span).await;
+            return self.recover_halves(Chore::Sync, &span, lost).await;
         }
         self.errors_in(&span, read);
         let mut writes = Vec::new();
         for (row, part) in span.parts(geometry) {
             if !self.data_slots(row).all(|slot| read.contains(slot)) {
-                let lost = self.data_slots(row).filter(|&slot| !read.contains(slot));
-                self.lose(&span, &part, lost.chain(self.parity_slots(row)));
+                let unread = self.data_slots(row).filter(|&slot| !read.contains(slot));
+                Self::lose(&span, &part, unread.chain(self.parity_slots(row)), lost);
                 continue;
             }
             let chunks_of_row = RowChunks::new(geometry, row, &chunks, &part);
@@ -403,7 +407,7 @@ impl<D: Drive> Array<D> {
 
 /// The rebuild.
 impl<D: Drive> Array<D> {
-    async fn rebuild_span(&self, span: Span, agrees: bool) -> Done {
+    async fn rebuild_span(&self, span: Span, agrees: bool, lost: &Lost) -> Done {
         let geometry = self.shared.geometry();
         let targets = self.map().rebuilding;
         if targets.is_empty() {
@@ -411,19 +415,19 @@ impl<D: Drive> Array<D> {
         }
         let sources = self.readable_slots(&span).without(targets);
         let Some(mut chunks) = self.read_span(&span, sources).await else {
-            return self.recover_with_less(Chore::Rebuild, &span).await;
+            return self.recover_with_less(Chore::Rebuild, &span, lost).await;
         };
         self.check_not_failed()?;
         let read = slots_of(&chunks);
         let in_sync = self.map().in_sync;
         if !in_sync.without(read).is_empty() && self.can_halve(span.len()) {
-            return self.recover_halves(Chore::Rebuild, &span).await;
+            return self.recover_halves(Chore::Rebuild, &span, lost).await;
         }
         let wanted = targets.or(self.errors_in(&span, read));
         for slot in wanted.iter() {
             let Some(buffer) = self.task_buffer(span.len()) else {
                 drop(chunks);
-                return self.recover_with_less(Chore::Rebuild, &span).await;
+                return self.recover_with_less(Chore::Rebuild, &span, lost).await;
             };
             chunks[slot] = Some(buffer);
         }
@@ -437,8 +441,8 @@ impl<D: Drive> Array<D> {
                     true
                 }
                 (false, false) => {
-                    let lost = self.data_slots(row).filter(|&slot| !read.contains(slot));
-                    self.lose(&span, &part, lost.chain(self.parity_slots(row)));
+                    let unread = self.data_slots(row).filter(|&slot| !read.contains(slot));
+                    Self::lose(&span, &part, unread.chain(self.parity_slots(row)), lost);
                     continue;
                 }
             };
@@ -447,7 +451,7 @@ impl<D: Drive> Array<D> {
                 let written = if agrees { wanted } else { parity };
                 writes.extend(written.iter().map(|slot| (slot, part.clone())));
             } else {
-                self.lose(&span, &part, targets.iter());
+                Self::lose(&span, &part, targets.iter(), lost);
             }
         }
         self.write_chunks(&span, chunks, writes).await
@@ -492,17 +496,17 @@ struct WrongRun {
 
 /// The check.
 impl<D: Drive> Array<D> {
-    async fn check_span(&self, span: Span, mode: CheckMode) -> Done {
+    async fn check_span(&self, span: Span, mode: CheckMode, lost: &Lost) -> Done {
         let geometry = self.shared.geometry();
         let readable = self.readable_slots(&span);
         let Some(chunks) = self.read_span(&span, readable).await else {
-            return self.recover_with_less(Chore::Check(mode), &span).await;
+            return self.recover_with_less(Chore::Check(mode), &span, lost).await;
         };
         self.check_not_failed()?;
         let read = slots_of(&chunks);
         if !self.map().in_sync.without(read).is_empty() {
             if self.can_halve(span.len()) {
-                return self.recover_halves(Chore::Check(mode), &span).await;
+                return self.recover_halves(Chore::Check(mode), &span, lost).await;
             }
             let errors = self.errors_in(&span, read);
             return self.rewrite_block(&span, chunks, errors).await;

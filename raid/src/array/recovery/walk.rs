@@ -32,15 +32,23 @@ const SPACE_RETRY: Duration = Duration::from_secs(5);
 /// How long to wait before trying again without memory, and after anything else.
 const RETRY: Duration = Duration::from_millis(10);
 
+/// Members are flushed for the resync after so much, or after that time: then what has been made equal
+/// counts as equal, and its reads need no owner any more.
+const AGREE_BYTES: u64 = 64 << 20;
+
+/// See [`AGREE_BYTES`].
+const AGREE_AFTER: Duration = Duration::from_millis(250);
+
 /// What a walk is for.
+#[derive(Clone, Copy)]
 enum Purpose {
     /// The rebuild of the members of a series.
     Rebuild { series: u64 },
     /// The resync of regions that were being written when the array crashed: what is behind the
     /// walk from here on is known to agree, if nothing was marked since.
     Dirty { marks: u64, agrees_from: u64 },
-    /// The resync from the position on.
-    Resync,
+    /// The resync from the position on: the one that counts, since that time.
+    Resync { agrees_to: u64, since: Duration },
     /// The check of that number.
     Check { number: u64 },
 }
@@ -87,6 +95,18 @@ impl Walk {
         Some(next.start..next.end.min(shard_end(next.start)))
     }
 
+    /// How far it has got since the position was recorded.
+    fn moved(&self) -> u64 {
+        self.window.position().saturating_sub(self.checkpoint)
+    }
+
+    /// Whether a flush should make count what has been made equal.
+    fn could_agree(&self, now: Duration) -> bool {
+        let Purpose::Resync { agrees_to, since } = self.purpose else { return false };
+        let bytes = self.window.position().saturating_sub(agrees_to);
+        bytes >= AGREE_BYTES || bytes > 0 && now.saturating_sub(since) >= AGREE_AFTER
+    }
+
     fn left_bytes(&self) -> u64 {
         self.ranges.bytes_from(self.window.position(), self.end)
     }
@@ -100,7 +120,7 @@ impl<D: Drive> Array<D> {
         let most = self.shards_at_once();
         let mut pacer = Pacer::new(self.shared.host_operations(), most);
         while let Some(task) = self.shared.next_task().await {
-            let mut walk = self.begin_walk(task);
+            let mut walk = self.begin_walk(task, timer.now());
             self.shared.task_began(task, timer.now(), walk.window.position(), walk.left_bytes());
             let over = self.walk(task, &mut walk, &mut pacer, timer).await;
             let retry = self.end_walk(&mut walk, over, &mut pacer, timer).await;
@@ -125,34 +145,38 @@ impl<D: Drive> Array<D> {
         (memory / (each as usize * several)).max(2)
     }
 
-    fn begin_walk(&self, task: Task) -> Walk {
+    fn begin_walk(&self, task: Task, now: Duration) -> Walk {
         let end = self.shared.geometry().capacity_bytes();
-        let walk = |purpose, chore, ranges, position: u64| Walk {
+        let walk = |purpose, chore, ranges, position: u64, recorded: u64| Walk {
             purpose,
             chore,
             ranges,
             window: Window::new(position),
             end,
-            checkpoint: position,
+            checkpoint: position.min(recorded),
         };
         match task {
             Task::Rebuild => {
                 let (series, position, ranges) = self.shared.begin_rebuild_walk();
-                walk(Purpose::Rebuild { series }, Chore::Rebuild, ranges, position)
+                let recorded = self.shared.wanted().rebuild_from.unwrap_or(0);
+                walk(Purpose::Rebuild { series }, Chore::Rebuild, ranges, position, recorded)
             }
             Task::Resync => {
                 let position = self.shared.begin_resync_walk();
                 let marks = self.shared.intent.dirty_marks();
                 let dirty = self.shared.intent.dirty_ranges();
                 if dirty.is_empty() {
-                    return walk(Purpose::Resync, Chore::Sync, Ranges::All, position.min(end));
+                    let purpose = Purpose::Resync { agrees_to: position, since: now };
+                    let recorded = self.shared.wanted().resync_from;
+                    return walk(purpose, Chore::Sync, Ranges::All, position.min(end), recorded);
                 }
                 let purpose = Purpose::Dirty { marks, agrees_from: 0 };
-                walk(purpose, Chore::Sync, Ranges::from_list(dirty), 0)
+                walk(purpose, Chore::Sync, Ranges::from_list(dirty), 0, 0)
             }
             Task::Check(mode) => {
                 let (number, position) = self.shared.begin_check_walk();
-                walk(Purpose::Check { number }, Chore::Check(mode), Ranges::All, position)
+                let purpose = Purpose::Check { number };
+                walk(purpose, Chore::Check(mode), Ranges::All, position, position)
             }
         }
     }
@@ -198,8 +222,8 @@ impl<D: Drive> Array<D> {
         if !self.advance(walk, timer) {
             return Some(Over::Disturbed);
         }
-        let moved = walk.window.position().saturating_sub(walk.checkpoint);
-        if moved >= self.shared.limits.checkpoint_interval() {
+        let interval = self.shared.limits.checkpoint_interval();
+        if walk.moved() >= interval || walk.could_agree(timer.now()) {
             return self.checkpoint_beside(walk, pacer, pieces, timer).await;
         }
         let shard_end = |at| {
@@ -306,17 +330,21 @@ impl<D: Drive> Array<D> {
     /// Advances the position over what is done. False if that does not count.
     fn advance(&self, walk: &mut Walk, timer: &impl Timer) -> bool {
         let counts = match walk.purpose {
-            Purpose::Resync | Purpose::Dirty { .. } => {
+            Purpose::Resync { .. } | Purpose::Dirty { .. } => {
                 self.shared.is_resync_undisturbed(walk.window.next_from())
             }
             Purpose::Rebuild { .. } | Purpose::Check { .. } => true,
         };
-        let Some((from, to, bytes)) = walk.window.poll_advance() else { return counts };
+        let Some((_, to, bytes)) = walk.window.poll_advance() else { return counts };
         let counts = match walk.purpose {
             Purpose::Rebuild { series } => self.shared.advance_rebuild(series, to),
-            Purpose::Resync => self.shared.advance_resync(from, to) && counts,
-            // When it is known for whole regions.
-            Purpose::Dirty { .. } => counts,
+            Purpose::Resync { ref mut agrees_to, .. } if mutation!("agree-before-flush") => {
+                let from = std::mem::replace(agrees_to, to);
+                self.shared.advance_resync(from, to) && counts
+            }
+            // When all members have been flushed: until then a power cut may take back what one of
+            // the copies, and nobody else, has been made to say.
+            Purpose::Resync { .. } | Purpose::Dirty { .. } => counts,
             Purpose::Check { number } => self.shared.advance_check(number, to),
         };
         if counts {
@@ -326,8 +354,11 @@ impl<D: Drive> Array<D> {
     }
 
     /// Flushes all members before a position is recorded.
-    async fn flush_for_position(&self) -> Done {
-        if mutation!("advance-position-without-flush") {
+    async fn flush_for_position(&self, purpose: &Purpose) -> Done {
+        let is_rebuild = matches!(purpose, Purpose::Rebuild { .. });
+        if is_rebuild && mutation!("advance-rebuild-without-flush")
+            || !is_rebuild && mutation!("advance-resync-without-flush")
+        {
             return Ok(());
         }
         self.flush_once().await
@@ -342,7 +373,8 @@ impl<D: Drive> Array<D> {
         timer: &impl Timer,
     ) -> Option<Over> {
         let position = walk.window.position();
-        let mut flush = pin!(self.flush_for_position());
+        let purpose = walk.purpose;
+        let mut flush = pin!(self.flush_for_position(&purpose));
         let mut error = None;
         let flushed = loop {
             if pieces.is_empty() {
@@ -357,26 +389,40 @@ impl<D: Drive> Array<D> {
                 }
             }
         };
+        let position = match mutation!("position-of-after-the-flush") {
+            true => walk.window.poll_advance().map_or(position, |(_, to, _)| to),
+            false => position,
+        };
         match flushed {
-            Ok(()) if !self.record_position(walk, position) => return Some(Over::Disturbed),
-            Ok(()) => walk.checkpoint = position,
+            Ok(()) if !self.record_position(walk, position, timer.now()) => {
+                return Some(Over::Disturbed);
+            }
+            Ok(()) => {}
             Err(flush) => error = error.or(Some(flush)),
         }
         error.map(Over::Error)
     }
 
-    /// Has the position recorded, which all members have been flushed since. False if what is
-    /// before it does not count any more.
-    fn record_position(&self, walk: &mut Walk, position: u64) -> bool {
+    /// Has the position recorded, which all members have been flushed since, if it is far enough from
+    /// the last one. False if what is before it does not count any more.
+    fn record_position(&self, walk: &mut Walk, position: u64, now: Duration) -> bool {
+        let is_far = walk.moved() >= self.shared.limits.checkpoint_interval();
         match &mut walk.purpose {
             Purpose::Rebuild { series } => {
                 self.shared.checkpoint_rebuild_of(*series, position);
+                walk.checkpoint = position;
                 true
             }
-            Purpose::Resync => {
+            Purpose::Resync { agrees_to, since } => {
                 // A write may have left copies unequal below it during the flush.
-                let position = position.min(self.shared.resync_position_bytes());
-                self.shared.checkpoint_resync(position);
+                if !self.shared.advance_resync(*agrees_to, position) {
+                    return false;
+                }
+                (*agrees_to, *since) = (position, now);
+                if is_far {
+                    self.shared.checkpoint_resync(position);
+                    walk.checkpoint = position;
+                }
                 true
             }
             Purpose::Dirty { marks, agrees_from } => {
@@ -386,9 +432,13 @@ impl<D: Drive> Array<D> {
                 if counts && let Some(next) = walk.ranges.next(position, walk.end) {
                     *agrees_from = walk.ranges.start_of(next.start);
                 }
+                walk.checkpoint = position;
                 counts
             }
-            Purpose::Check { .. } => true,
+            Purpose::Check { .. } => {
+                walk.checkpoint = position;
+                true
+            }
         }
     }
 
@@ -403,11 +453,7 @@ impl<D: Drive> Array<D> {
         let ended = match over {
             Over::End => self.finish(walk).await,
             Over::NotNext => {
-                // What has been done need not be done again.
-                let position = walk.window.position();
-                if position != walk.checkpoint && self.flush_for_position().await.is_ok() {
-                    self.record_position(walk, position);
-                }
+                self.keep_position(walk, timer).await;
                 Ok(())
             }
             Over::Disturbed => Ok(()),
@@ -417,6 +463,11 @@ impl<D: Drive> Array<D> {
             Ok(()) => None,
             Err(ArrayError::NoSpace { slot }) => {
                 self.shared.task_halted(timer.now(), Some(Limit::Space { slot }));
+                Some(SPACE_RETRY)
+            }
+            Err(ArrayError::BadBlocksFull { slot }) => {
+                self.keep_position(walk, timer).await;
+                self.shared.task_halted(timer.now(), Some(Limit::BadBlocksFull { slot }));
                 Some(SPACE_RETRY)
             }
             Err(ArrayError::NotReady) => {
@@ -430,6 +481,18 @@ impl<D: Drive> Array<D> {
         }
     }
 
+    /// What has been done need not be done again.
+    async fn keep_position(&self, walk: &mut Walk, timer: &impl Timer) {
+        let position = walk.window.position();
+        if position != walk.checkpoint
+            && self.flush_for_position(&walk.purpose).await.is_ok()
+            && self.record_position(walk, position, timer.now())
+            && let Purpose::Resync { .. } = walk.purpose
+        {
+            self.shared.checkpoint_resync(position);
+        }
+    }
+
     /// Whether no member is missing when those that are being rebuilt are in sync.
     fn will_be_complete(&self) -> bool {
         let map = self.map();
@@ -440,7 +503,7 @@ impl<D: Drive> Array<D> {
     async fn finish(&self, walk: &mut Walk) -> Done {
         match walk.purpose {
             Purpose::Rebuild { series } => {
-                self.flush_for_position().await?;
+                self.flush_for_position(&walk.purpose).await?;
                 if self.will_be_complete() {
                     self.before_in_sync().await?;
                 }
@@ -453,10 +516,9 @@ impl<D: Drive> Array<D> {
                 self.shared.dirty_made_consistent(agrees_from..walk.end, marks);
                 self.shared.dirty_ended();
             }
-            Purpose::Resync => {
-                self.flush_for_position().await?;
-                let position = walk.window.position();
-                if self.shared.advance_resync(position, IN_SYNC) {
+            Purpose::Resync { agrees_to, .. } => {
+                self.flush_for_position(&walk.purpose).await?;
+                if self.shared.advance_resync(agrees_to, IN_SYNC) {
                     self.shared.checkpoint_resync(IN_SYNC);
                 }
             }

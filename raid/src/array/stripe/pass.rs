@@ -27,8 +27,8 @@
 //! any more, and the next write of those blocks makes them good.
 //!
 //! **Failures that the level cannot lose.** The member stays, and what it took of a slice is unknown.
-//! If its drive is gone, all that was to be written is kept until it is back (`parked`). If it is
-//! there and does not write, parity is recorded as bad, as above.
+//! All that was to be written is kept until its drive is back (`parked`). If the array has failed for
+//! good, parity is recorded as bad, as above.
 
 use std::future::poll_fn;
 use std::ops::Range;
@@ -467,7 +467,7 @@ impl<D: Drive> Array<D> {
     /// it is enough to have the row synced again; otherwise they are recorded as bad, so that
     /// nothing is computed from them. Answers whether the row has to be synced.
     pub(super) fn distrust(&self, row: u64, slice: &Slice, parities: Roles) -> bool {
-        if parities.is_empty() {
+        if parities.is_empty() || mutation!("trust-parity-after-failed-write") {
             return false;
         }
         let geometry = self.shared.geometry();
@@ -479,7 +479,8 @@ impl<D: Drive> Array<D> {
         for role in parities.iter() {
             let place = self.place(row, role, slice.start);
             let end_bytes = place.offset_bytes + u64::from(slice.len);
-            self.shared.add_bad_blocks(place.slot, place.offset_bytes..end_bytes);
+            let range = place.offset_bytes..end_bytes;
+            self.shared.must_add_bad_blocks(place.slot, range, geometry.row_range(row).start);
         }
         false
     }

@@ -197,6 +197,92 @@ fn bad_blocks_of_a_source_are_not_copied() {
     }
 }
 
+/// What a member alone had that left before parity was ever right is lost. That is noted once for
+/// all that is done under one lock, and the new member is in sync.
+#[test]
+fn what_was_lost_before_parity_was_right_is_noted_together() {
+    for level in [Level::Raid5, Level::Raid6] {
+        let mut plan = Plan::new(level, 5, 2 << 20).without(1);
+        plan.resync_from = 0;
+        let (mut rig, _) = Rig::filled(&plan, 3);
+        rig.add(1);
+        rig.recover();
+        assert!(rig.shared.member_states().iter().all(|state| *state == MemberState::InSync));
+        let chunk = u64::from(CHUNK);
+        let geometry = &plan.geometry;
+        for row in 0..geometry.rows() {
+            let is_bad = |slot: usize| {
+                let bad = rig.shared.bad_blocks(slot);
+                bad.iter().any(|bad| bad.start_bytes <= row * chunk && row * chunk < bad.end_bytes)
+            };
+            let parity = [Some(geometry.parity_slot(row)), geometry.q_slot(row)];
+            let is_lost = !parity.contains(&Some(1));
+            let expected =
+                (0..5).map(|slot| is_lost && (slot == 1 || parity.contains(&Some(slot))));
+            assert_eq!((0..5).map(is_bad).collect::<Vec<_>>(), expected.collect::<Vec<_>>());
+        }
+        // Eight of 256 KiB, and what else there is to record.
+        assert!(rig.shared.wanted().version < 20, "{}", rig.shared.wanted().version);
+    }
+}
+
+/// Where a list of bad blocks is full the rebuild stops, for good, and no member fails. What is
+/// written again makes room.
+#[test]
+fn a_full_list_of_bad_blocks_stops_the_rebuild_where_it_is() {
+    let is_stuck = |rig: &Rig| {
+        let limit = rig.status().limited_by;
+        matches!(limit, Some(Limit::BadBlocksFull { .. }))
+    };
+    for level in [Level::Raid1, Level::Raid5] {
+        let members = if level == Level::Raid1 { 2 } else { 5 };
+        let mut plan = Plan::new(level, members, 16 << 20).without(1);
+        let geometry = plan.geometry;
+        plan.bad_block_limit = 48;
+        // So that not all of it is under way at once.
+        plan.memory_bytes = 1 << 20;
+        if level == Level::Raid1 {
+            // Of every 128 KiB one block.
+            let bad = |at: u64| BadRange { start_bytes: at << 17, end_bytes: (at << 17) + BLOCK };
+            plan.bad_blocks = vec![(0..128).map(bad).collect()];
+        } else {
+            plan.resync_from = 0;
+        }
+        let (mut rig, contents) = Rig::filled(&plan, 3);
+        rig.add(1);
+        rig.start();
+        assert!(rig.world.run_until(|| is_stuck(&rig)));
+        rig.rest(60);
+        let position = rig.shared.rebuild_position_bytes();
+        assert!((1..geometry.capacity_bytes()).contains(&position), "{position}");
+        let recorded = rig.shared.wanted();
+        assert_eq!(recorded.rebuild_from, Some(position));
+        assert_eq!(recorded.members[1], MemberState::Rebuilding);
+        rig.rest(60);
+        assert!(rig.world.run_until(|| is_stuck(&rig)));
+        assert_eq!(rig.shared.wanted(), recorded);
+        // It goes on by itself once what is lost has been written again, and is stuck once more.
+        let mut stops = 1;
+        while rig.shared.rebuilds_completed() == 0 {
+            let position = rig.shared.rebuild_position_bytes();
+            // Whole rows: of a part of one, parity could not be computed.
+            let row_bytes = 4 * CHUNK as usize;
+            for at in (0..position).step_by(row_bytes) {
+                let again = &contents[at as usize..][..row_bytes];
+                rig.write(0, at, again).unwrap();
+            }
+            let is_over = || rig.shared.rebuilds_completed() > 0 || is_stuck(&rig);
+            rig.rest(6);
+            assert!(rig.world.run_until(is_over));
+            stops += 1;
+            assert!(stops < 20, "it does not get on from {position}");
+        }
+        rig.finish();
+        assert!(rig.shared.member_states().iter().all(|state| *state == MemberState::InSync));
+        rig.stop();
+    }
+}
+
 /// A target that does not write, or does not flush, is out; the array goes on as before.
 #[test]
 fn a_target_that_fails_ends_the_rebuild() {

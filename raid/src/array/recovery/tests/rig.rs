@@ -257,6 +257,7 @@ pub(super) struct Plan {
     pub(super) dirty: Option<Vec<u64>>,
     pub(super) memory_bytes: usize,
     pub(super) read_error_limit: u32,
+    pub(super) bad_block_limit: u32,
 }
 
 pub(super) const REGION: u64 = 512 << 10;
@@ -276,6 +277,7 @@ impl Plan {
             dirty: None,
             memory_bytes: 16 << 20,
             read_error_limit: 1000,
+            bad_block_limit: Settings::BAD_BLOCK_LIMIT,
         }
     }
 
@@ -348,6 +350,7 @@ impl Rig {
             resync_position_bytes: plan.resync_from,
             bad_blocks: plan.bad_blocks.clone(),
             read_error_limit: plan.read_error_limit,
+            bad_block_limit: plan.bad_block_limit,
             intent: plan.intent(),
             keeper: Arc::clone(&keeper) as Arc<dyn Keeper>,
             ..Settings::new(plan.geometry)
@@ -406,6 +409,12 @@ impl Rig {
 
     pub(super) fn status(&self) -> crate::array::RecoveryStatus {
         self.shared.recovery_status(std::time::Duration::from_nanos(now_ns(&self.world)))
+    }
+
+    /// Lets so much time pass.
+    pub(super) fn rest(&self, seconds: u64) {
+        let world = Rc::clone(&self.world);
+        self.run(async move { world.sleep_ns(seconds * 1_000_000_000).await });
     }
 
     /// Stops the tasks.

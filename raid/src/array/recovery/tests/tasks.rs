@@ -27,8 +27,7 @@ fn the_most_urgent_task_comes_first_and_the_others_go_on() {
     assert!(!rig.shared.start_check(true), "one at a time");
     assert_eq!(rig.status().state, RecoveryState::Resync);
     rig.start();
-    let shared = Arc::clone(&rig.shared);
-    assert!(rig.world.run_until(|| shared.resync_position_bytes() > 4 << 20));
+    assert!(rig.world.run_until(|| rig.status().position_bytes > 4 << 20));
     rig.add(2);
     let mut order = vec![RecoveryState::Resync];
     let reached = rig.world.run_until(|| {

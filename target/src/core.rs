@@ -15,8 +15,9 @@ use std::time::{Duration, Instant};
 
 use raidfabric_protocol::nvme::status::Status;
 use raidfabric_protocol::tcp::target as machine;
-use raidfabric_raid::array::{Array, SetupError, Shared};
+use raidfabric_raid::array::{Array, ComposeError, Composed, Leaf, SetupError, Shared};
 use raidfabric_raid::buffer::{Buffer, Pool};
+use raidfabric_raid::geometry::Geometry;
 use raidfabric_raid::memory::MemoryDrive;
 use tokio::sync::mpsc;
 
@@ -27,7 +28,7 @@ use crate::runtime::{
 };
 use crate::server::Arrival;
 use crate::transport::{self, Connection, Job};
-use crate::volume::{MemberDrive, Volume};
+use crate::volume::{Backing, MemberDrive, Volume};
 use crate::workers::Workers;
 
 /// Received bytes are taken out of the socket in pieces of this size.
@@ -108,11 +109,29 @@ pub struct ArrayPlan {
     pub members: Vec<Option<MemberPlan>>,
 }
 
+/// An array over arrays.
+#[derive(Clone, Debug)]
+pub struct ComposedPlan {
+    /// How it stripes over them.
+    pub geometry: Geometry,
+    /// By slot, the index of the array there, and where in it the data begins.
+    pub leaves: Vec<(usize, u64)>,
+}
+
+/// Which array a namespace is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Below {
+    /// One over drives, by its index in [`CorePlan::arrays`].
+    Array(usize),
+    /// One over arrays, by its index in [`CorePlan::composed`].
+    Composed(usize),
+}
+
 /// Where a namespace's data are.
 #[derive(Clone, Copy, Debug)]
 pub struct VolumePlan {
-    /// Index of the array.
-    pub array: usize,
+    /// The array.
+    pub below: Below,
     /// Where it begins there.
     pub base_bytes: u64,
 }
@@ -127,8 +146,10 @@ pub struct CorePlan {
     pub settings: Settings,
     /// Its memory.
     pub memory: MemoryPlan,
-    /// The arrays.
+    /// The arrays over drives.
     pub arrays: Vec<ArrayPlan>,
+    /// The arrays over those.
+    pub composed: Vec<ComposedPlan>,
     /// Volumes of each subsystem, in the order of its namespaces.
     pub volumes: Vec<Vec<VolumePlan>>,
     /// Controllers and subsystems.
@@ -361,6 +382,9 @@ pub enum CoreError {
     /// Drives and shape do not fit together.
     #[error(transparent)]
     Array(#[from] SetupError),
+    /// Arrays, and the shape over them.
+    #[error(transparent)]
+    Composed(#[from] ComposeError),
     /// Memory, descriptors.
     #[error("a data core cannot get what it needs ({what}): {source}")]
     Resources {
@@ -397,7 +421,7 @@ async fn serve(plan: CorePlan, ready: impl FnOnce()) -> Result<(), CoreError> {
         receive: memory.receive,
         workers: Workers::new(plan.settings.worker_limit, GUARANTEED_COMMANDS),
         registry: plan.registry,
-        volumes: volumes(&plan.volumes, &arrays),
+        volumes: volumes(&plan.volumes, &arrays, &composed(&plan.composed, &arrays)?),
         arrays,
         chores: Cell::new(0),
         connections: RefCell::default(),
@@ -498,9 +522,31 @@ fn arrays(
         .collect()
 }
 
-fn volumes(plans: &[Vec<VolumePlan>], arrays: &[Rc<Array<MemberDrive>>]) -> Vec<Vec<Volume>> {
+fn composed(
+    plans: &[ComposedPlan],
+    arrays: &[Rc<Array<MemberDrive>>],
+) -> Result<Vec<Rc<Composed<MemberDrive>>>, CoreError> {
+    let one = |plan: &ComposedPlan| {
+        let leaf = |&(index, data_offset_bytes): &(usize, u64)| {
+            arrays.get(index).map(|array| Leaf { array: Rc::clone(array), data_offset_bytes })
+        };
+        let leaves = plan.leaves.iter().filter_map(leaf).collect();
+        Ok(Rc::new(Composed::new(plan.geometry, leaves)?))
+    };
+    plans.iter().map(one).collect()
+}
+
+fn volumes(
+    plans: &[Vec<VolumePlan>],
+    arrays: &[Rc<Array<MemberDrive>>],
+    composed: &[Rc<Composed<MemberDrive>>],
+) -> Vec<Vec<Volume>> {
     let volume = |plan: &VolumePlan| {
-        arrays.get(plan.array).map(|array| Volume::new(Rc::clone(array), plan.base_bytes))
+        let backing = match plan.below {
+            Below::Array(index) => Backing::Array(Rc::clone(arrays.get(index)?)),
+            Below::Composed(index) => Backing::Composed(Rc::clone(composed.get(index)?)),
+        };
+        Some(Volume::new(backing, plan.base_bytes))
     };
     plans.iter().map(|subsystem| subsystem.iter().filter_map(volume).collect()).collect()
 }

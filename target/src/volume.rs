@@ -4,7 +4,7 @@
 use std::rc::Rc;
 
 use raidfabric_protocol::nvme::status::{Generic, Media, Status};
-use raidfabric_raid::array::{Array, ArrayError};
+use raidfabric_raid::array::{Array, ArrayError, Composed};
 use raidfabric_raid::buffer::{Buffer, SharedBuffer};
 use raidfabric_raid::drive::{Drive, DriveError, ReadFailure};
 use raidfabric_raid::memory::MemoryDrive;
@@ -94,18 +94,27 @@ impl Drive for MemberDrive {
     }
 }
 
+/// The array that a volume is on.
+#[derive(Clone)]
+pub enum Backing {
+    /// One over drives.
+    Array(Rc<Array<MemberDrive>>),
+    /// One over arrays.
+    Composed(Rc<Composed<MemberDrive>>),
+}
+
 /// A range of an array. Offsets of its operations are the namespace's own; the controller has
 /// checked that they lie within the namespace.
 #[derive(Clone)]
 pub struct Volume {
-    array: Rc<Array<MemberDrive>>,
+    backing: Backing,
     base_bytes: u64,
 }
 
 impl Volume {
-    /// The range of `array` that begins at `base_bytes`.
-    pub fn new(array: Rc<Array<MemberDrive>>, base_bytes: u64) -> Self {
-        Self { array, base_bytes }
+    /// The range of an array that begins at `base_bytes`.
+    pub fn new(backing: Backing, base_bytes: u64) -> Self {
+        Self { backing, base_bytes }
     }
 
     /// Fills the buffer from the volume.
@@ -113,18 +122,29 @@ impl Volume {
     /// # Errors
     /// What the host is told.
     pub async fn read(&self, offset_bytes: u64, buffer: Buffer) -> Result<Buffer, Status> {
-        let read = self.array.read(self.base_bytes + offset_bytes, buffer).await;
+        let offset_bytes = self.base_bytes + offset_bytes;
+        let read = match &self.backing {
+            Backing::Array(array) => array.read(offset_bytes, buffer).await,
+            Backing::Composed(array) => array.read(offset_bytes, buffer).await,
+        };
         read.map_err(|unread| status(Err(unread.error)))
     }
 
     /// Writes the data to the volume.
     pub async fn write(&self, offset_bytes: u64, data: SharedBuffer, fua: bool) -> Status {
-        status(self.array.write(self.base_bytes + offset_bytes, data, fua).await)
+        let offset_bytes = self.base_bytes + offset_bytes;
+        status(match &self.backing {
+            Backing::Array(array) => array.write(offset_bytes, data, fua).await,
+            Backing::Composed(array) => array.write(offset_bytes, data, fua).await,
+        })
     }
 
     /// Makes every completed write safe from power loss.
     pub async fn flush(&self) -> Status {
-        status(self.array.flush().await)
+        status(match &self.backing {
+            Backing::Array(array) => array.flush().await,
+            Backing::Composed(array) => array.flush().await,
+        })
     }
 
     /// Makes the range read as zeros.
@@ -136,12 +156,23 @@ impl Volume {
         fua: bool,
     ) -> Status {
         let offset_bytes = self.base_bytes + offset_bytes;
-        status(self.array.write_zeroes(offset_bytes, length_bytes, deallocate, fua).await)
+        status(match &self.backing {
+            Backing::Array(array) => {
+                array.write_zeroes(offset_bytes, length_bytes, deallocate, fua).await
+            }
+            Backing::Composed(array) => {
+                array.write_zeroes(offset_bytes, length_bytes, deallocate, fua).await
+            }
+        })
     }
 
     /// Releases the range where that can be done with zeros afterwards.
     pub async fn deallocate(&self, offset_bytes: u64, length_bytes: u64) -> Status {
-        status(self.array.deallocate(self.base_bytes + offset_bytes, length_bytes).await)
+        let offset_bytes = self.base_bytes + offset_bytes;
+        status(match &self.backing {
+            Backing::Array(array) => array.deallocate(offset_bytes, length_bytes).await,
+            Backing::Composed(array) => array.deallocate(offset_bytes, length_bytes).await,
+        })
     }
 }
 

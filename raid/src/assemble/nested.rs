@@ -24,7 +24,7 @@ use thiserror::Error;
 use super::error::AssembleError;
 use super::examine::{Examined, examine_medium};
 use super::handle::{ArrayHandle, Member};
-use super::plan::AssemblyPlan;
+use super::plan::{AssemblyPlan, SlotPlan};
 use crate::array::{
     Array, ArrayError, IN_SYNC, IntentLayout, Keeper, MemberState, Settings, SetupError, Shared,
 };
@@ -54,6 +54,9 @@ pub enum NestedError {
     /// Drives and shape do not fit together.
     #[error(transparent)]
     Setup(#[from] SetupError),
+    /// What is read now may be another thing than afterwards.
+    #[error("a member is missing, and its log has to be replayed before it is read")]
+    AwaitsReplay,
     /// No memory.
     #[error("no memory to read it with: {0}")]
     Memory(io::Error),
@@ -321,16 +324,18 @@ impl<M: Medium> Drive for AtOnce<M> {
 /// What an array holds at its own beginning: whether it is the member of another. The plan is one
 /// of these drives; nothing is written, and nobody need own them.
 ///
-/// Where a log would have to be replayed first, and a member is missing, what is read may be wrong,
-/// and is told as damaged.
-///
 /// # Errors
-/// If it cannot be read.
+/// If it cannot be read; or not yet, as a member is missing and parity is not known to be right where
+/// a log has to be replayed first.
 pub fn peek<M: Medium>(
     plan: &AssemblyPlan,
     drives: &[Examined],
     media: &[M],
 ) -> Result<Examined, NestedError> {
+    let is_in_sync = |slot: &SlotPlan| slot.state == MemberState::InSync;
+    if plan.replay && !plan.slots.iter().all(is_in_sync) {
+        return Err(NestedError::AwaitsReplay);
+    }
     let media = media.iter().map(Untouched).collect();
     let (handle, _) = ArrayHandle::assemble(plan, drives, media);
     let nested = Nested::open(Arc::new(Mutex::new(handle)), IntentLayout::NONE)?;

@@ -1,5 +1,7 @@
 //! Arrays as the drives of others: created, found again, and read and written like drives.
 
+#![expect(clippy::arc_with_non_send_sync, reason = "one thread; what is used shares them")]
+
 use std::sync::{Arc, Mutex};
 
 use super::test_medium::{Call, TestMedium};
@@ -229,4 +231,29 @@ fn what_drives_held_before_is_not_the_arrays() {
         .sum();
     assert!(zeroed <= 3 * 3 * MIB, "only the ends are written: {zeroed} bytes");
     assert_eq!(examine_medium(&nest(&leaf)).unwrap().contents, Contents::Blank);
+}
+
+/// What stands in for a missing member may be wrong until the log is replayed.
+#[test]
+fn nothing_is_made_of_parity_that_awaits_its_log() {
+    let drives = used(3);
+    let leaf = create_leaf("a", Level::Raid5, Some(Consistency::Ppl), &drives);
+    nest(&leaf).close().unwrap();
+    let mut handle = leaf.lock().unwrap();
+    // As after the first sync, while it is written to.
+    let mut wanted = handle.recorded().clone();
+    wanted.resync_from = crate::array::IN_SYNC;
+    handle.record(&wanted).unwrap();
+    handle.mark_active().unwrap();
+    drop(handle);
+    let look_at = |there: &[TestMedium]| {
+        let examined = look(there);
+        let expected = Expected { run: true, ..Expected::default() };
+        let plan = plan_assemble(&examined, &expected).unwrap();
+        assert!(plan.replay);
+        peek(&plan, &examined, there)
+    };
+    assert_eq!(look_at(&drives).unwrap().contents, Contents::Blank);
+    let without = look_at(&drives[1..]);
+    assert!(matches!(without, Err(NestedError::AwaitsReplay)), "{without:?}");
 }

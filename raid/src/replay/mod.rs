@@ -6,13 +6,14 @@
 //!    It changes nothing.
 //! 2. The caller makes [`Plan::bad`] durable in the superblocks, before anything else: parity that
 //!    cannot be known, because a member is missing whose blocks were being written together with
-//!    others of their row. Those blocks read as an error until they are written again. All others
-//!    are safe: what the log has of them does not depend on what of the writes has happened.
+//!    others of their row, and what is there of that is neither all nor nothing. Those blocks read as
+//!    an error until they are written again. All others are safe: what the log has of them does not
+//!    depend on what of the writes has happened.
 //! 3. [`apply`] writes the parity, flushes the members, and empties the logs.
 //!
 //! After a crash at any point all of it is done again, with the same result: what is decided
 //! depends on data chunks and the log, which the replay does not change, and on parity only where
-//! that is left as it is.
+//! that is left as it is (of P and Q perhaps one, which the other is made to fit).
 //!
 //! Logs are emptied at every start, also after a clean stop: [`apply`] then has nothing else to do.
 //!

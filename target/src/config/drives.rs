@@ -23,6 +23,8 @@ pub enum Drives {
     Paths(Listed),
     /// Sizes of members in memory, in bytes.
     Memory(Vec<u64>),
+    /// Other arrays, as in [`Array::leaves`].
+    Arrays(Vec<usize>),
 }
 
 /// Members that are drives.
@@ -110,6 +112,9 @@ struct Resolver<'a> {
 impl Resolver<'_> {
     fn array(&mut self, index: usize, array: &Array) -> Drives {
         let at = At::root().key("arrays").index(index).key("members");
+        if array.is_composed() {
+            return Drives::Arrays(array.leaves.clone());
+        }
         if array.is_memory() {
             let sizes = array.members.iter().filter_map(|member| match member {
                 Member::Memory { size_bytes } => Some(*size_bytes),

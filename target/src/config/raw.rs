@@ -84,12 +84,14 @@ pub(super) struct Array {
     pub(super) name: String,
     /// RAID level.
     pub(super) level: Level,
-    /// Chunk size, a power of two from 4KiB to 1MiB (64KiB). Not for raid1.
+    /// Chunk size, a power of two from 4KiB to 1MiB (64KiB; 512KiB for an array over
+    /// arrays). Not for raid1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) chunk: Option<Size>,
     /// The members: absolute paths or patterns of block devices (best:
     /// /dev/disk/by-id/…) or regular files; or `memory:SIZE`, which keeps nothing
-    /// and is for tests and benchmarks.
+    /// and is for tests and benchmarks. Or `array:NAME`, other arrays of this file,
+    /// for raid0, raid50, raid60 and raid100.
     #[schemars(example = MEMBERS_EXAMPLE)]
     pub(super) members: Vec<String>,
     /// UUID of the array that the members must hold. Once the array is created,
@@ -181,6 +183,12 @@ pub(super) enum Level {
     Raid6,
     /// Striped mirrors, two copies.
     Raid10,
+    /// Striping over arrays of level raid5.
+    Raid50,
+    /// Striping over arrays of level raid6.
+    Raid60,
+    /// Striping over arrays of level raid10.
+    Raid100,
 }
 
 /// One NVM subsystem.

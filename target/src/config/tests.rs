@@ -249,7 +249,7 @@ fn an_unknown_key_names_the_known_ones() {
 
 #[test]
 fn a_value_of_the_wrong_kind_says_what_is_right() {
-    refused(&with("raid0", "raid50"), &["`level` cannot be `raid50`", "did you mean `raid5"]);
+    refused(&with("raid0", "raid51"), &["`level` cannot be `raid51`", "did you mean `raid"]);
     refused(&with("raid0", "10"), &["`level` cannot be `10`", "did you mean `raid10`?"]);
     refused(&with("hosts: any", "hosts: all"), &["`hosts` cannot be `all`", "`any` or a list"]);
     refused(
@@ -567,7 +567,7 @@ fn the_examples_are_right() {
         assert_eq!(structure::check(&schema, &tree), [], "{}", path.display());
         count += 1;
     }
-    assert!(count >= 6, "{count} examples");
+    assert!(count >= 7, "{count} examples");
 }
 
 #[test]
@@ -649,4 +649,105 @@ fn common_slips_of_yaml_have_their_own_cure() {
         let errors = errors(empty);
         assert!(errors.contains("the file is empty"), "{errors}");
     }
+}
+
+/// Arrays a to d over files, and `outer` over some of them.
+fn composed(leaves: &str, outer: &str) -> String {
+    let leaf = |(name, keys): (char, &str)| {
+        format!(
+            "  - {{ name: {name}, {keys}, members: [/srv/{name}1, /srv/{name}2, /srv/{name}3] }}\n"
+        )
+    };
+    let leaves: String = "abcd".chars().map(|name| leaf((name, leaves))).collect();
+    format!(
+        "arrays:\n{leaves}  - {{ name: outer, {outer} }}\nsubsystems:\n  - {{ nqn: \
+         \"nqn.2026-11.org.example:a\", hosts: any, namespaces: [{{ nsid: 1, array: outer }}] }}\n\
+         listen: [\"127.0.0.1:4420\"]\n"
+    )
+}
+
+#[test]
+fn arrays_over_arrays_have_the_level_of_what_they_are_over() {
+    let members = "members: [array:b, array:a]";
+    for (leaf, written, level) in [
+        ("raid5", "raid0", Level::Raid50),
+        ("raid5", "raid50", Level::Raid50),
+        ("raid10", "raid100", Level::Raid100),
+        ("raid10", "raid0", Level::Raid100),
+        ("raid1", "raid0", Level::Raid0),
+        ("raid0", "raid0", Level::Raid0),
+    ] {
+        let text = composed(&format!("level: {leaf}"), &format!("level: {written}, {members}"));
+        let config = read(&text).unwrap_or_else(|error| panic!("{error}")).config;
+        let outer = &config.arrays[4];
+        assert_eq!((outer.level, outer.chunk_bytes), (level, 512 << 10), "{written} over {leaf}");
+        assert_eq!((&outer.leaves[..], &outer.members[..]), (&[1, 0][..], &[][..]));
+        assert_eq!(config.over(0).map(|outer| outer.name.as_str()), Some("outer"));
+        assert_eq!(config.over(2), None);
+    }
+    // Told of the arrays that are assembled and not exported: those that are no parts.
+    let text = composed("level: raid5", &format!("level: raid50, {members}"));
+    let warnings = read(&text).expect("a right configuration").warnings.to_string();
+    assert!(warnings.contains("array `c`") && !warnings.contains("array `a`"), "{warnings}");
+}
+
+#[test]
+fn arrays_over_arrays_that_cannot_be() {
+    let refuse = |outer: &str, parts: &[&str]| {
+        refused(&composed("level: raid5", outer), parts);
+    };
+    refuse(
+        "level: raid50, members: [array:a, array:x]",
+        &["f.yaml:6:54: error: there is no array `x`", "arrays here: a, b"],
+    );
+    refuse("level: raid50, members: [array:a, array:a]", &["array `a` is listed twice"]);
+    refuse("level: raid50, members: [array:a]", &["one array is not striped over"]);
+    refuse("level: raid50, members: [array:outer, array:a]", &["cannot be over itself"]);
+    refuse("level: raid50, members: [array:a, /srv/x]", &["`/srv/x` is no array", "not over both"]);
+    refuse("level: raid50, members: [/srv/x, /srv/y]", &["raid50 is over arrays", "level raid5"]);
+    refuse(
+        "level: raid60, members: [array:a, array:b]",
+        &["raid60 is over arrays of level raid6, and array `a` is of level raid5"],
+    );
+    for level in ["raid1", "raid5", "raid6", "raid10"] {
+        refuse(
+            &format!("level: {level}, members: [array:a, array:b]"),
+            &[&format!("{level} over arrays is not served"), "raid50, raid60 or raid100"],
+        );
+    }
+    for key in [
+        "consistency: ppl",
+        "spares: [/srv/s]",
+        "degraded_wait: 1s",
+        "member_timeout: 1s",
+        "hold: 1s",
+        "safe_mode_delay: 1s",
+        "read_error_limit: 1",
+        "resync: { min: 1MiB }",
+    ] {
+        let name = key.split(':').next().unwrap();
+        let text = format!("`{name}` is about drives");
+        refuse(&format!("level: raid50, members: [array:a, array:b], {key}"), &[&text]);
+    }
+    let second = "}\n  - { name: second, level: raid50, members: [array:b, array:c]";
+    refuse(
+        &format!("level: raid50, members: [array:a, array:b] {second}"),
+        &["array `b` is a member of array `outer` already"],
+    );
+    let deeper = "}\n  - { name: second, level: raid0, members: [array:outer, array:c]";
+    let deep =
+        composed("level: raid5", &format!("level: raid50, members: [array:a, array:b] {deeper}"));
+    refused(
+        &deep.replace("array: outer", "array: second"),
+        &["array `outer` is over arrays itself", "one level deep"],
+    );
+    let leaf = composed("level: raid5", "level: raid50, members: [array:a, array:b]")
+        .replace("array: outer", "array: a");
+    refused(&leaf, &["array `a` is a part of array `outer`", "export `outer`"]);
+    let half = composed("level: raid5", "level: raid50, members: [array:a, array:b]")
+        .replace("/srv/a1, /srv/a2, /srv/a3", "\"memory:1MiB\", \"memory:1MiB\", \"memory:1MiB\"");
+    refused(&half, &["arrays in memory and on drives cannot form one array"]);
+    let spare = composed("level: raid5", "level: raid50, members: [array:a, array:b]")
+        .replace("{ name: d, level: raid5", "{ name: d, level: raid5, spares: [\"array:b\"]");
+    refused(&spare, &["an array cannot be a spare"]);
 }

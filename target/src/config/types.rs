@@ -42,6 +42,13 @@ pub struct Config {
     pub control_socket: Option<PathBuf>,
 }
 
+impl Config {
+    /// The array that is over the one at an index, if there is one.
+    pub fn over(&self, index: usize) -> Option<&Array> {
+        self.arrays.iter().find(|array| array.leaves.contains(&index))
+    }
+}
+
 /// An array of `arrays:`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Array {
@@ -51,8 +58,11 @@ pub struct Array {
     pub level: Level,
     /// Chunk size: a power of two, 4 KiB to 1 MiB; 0 for RAID 1, which has none.
     pub chunk_bytes: u64,
-    /// The members, in the order of the file. Globs are not expanded yet.
+    /// The members, in the order of the file. Globs are not expanded yet. None if it is over arrays.
     pub members: Vec<Member>,
+    /// The arrays that it is over, as indices in [`Config::arrays`], in the order of the file; none
+    /// if it is over drives.
+    pub leaves: Vec<usize>,
     /// Set if the array must be the one with this UUID.
     pub uuid: Option<Uuid>,
     /// How a new array is made consistent after a crash; of one that exists the drives
@@ -94,7 +104,7 @@ impl Consistency {
     /// What a new array has unless the file says otherwise.
     pub fn default_of(level: Level) -> Self {
         match level {
-            Level::Raid0 => Self::None,
+            Level::Raid0 | Level::Raid50 | Level::Raid60 | Level::Raid100 => Self::None,
             Level::Raid1 | Level::Raid10 => Self::Bitmap,
             Level::Raid5 | Level::Raid6 => Self::Ppl,
         }
@@ -131,6 +141,11 @@ impl Array {
     pub fn is_memory(&self) -> bool {
         self.members.iter().any(|member| matches!(member, Member::Memory { .. }))
     }
+
+    /// Whether this array is over other arrays.
+    pub fn is_composed(&self) -> bool {
+        !self.leaves.is_empty()
+    }
 }
 
 /// RAID levels that the file may name.
@@ -146,13 +161,15 @@ pub enum Level {
     Raid6,
     /// Striped mirrors: md's "near" layout with two copies.
     Raid10,
+    /// RAID 0 over arrays of level 5.
+    Raid50,
+    /// RAID 0 over arrays of level 6.
+    Raid60,
+    /// RAID 0 over arrays of level 10.
+    Raid100,
 }
 
 impl Level {
-    /// All levels in the order in which they are documented.
-    pub const ALL: [Level; 5] =
-        [Level::Raid0, Level::Raid1, Level::Raid5, Level::Raid6, Level::Raid10];
-
     /// The word that the configuration file uses.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -161,6 +178,9 @@ impl Level {
             Level::Raid5 => "raid5",
             Level::Raid6 => "raid6",
             Level::Raid10 => "raid10",
+            Level::Raid50 => "raid50",
+            Level::Raid60 => "raid60",
+            Level::Raid100 => "raid100",
         }
     }
 
@@ -168,9 +188,26 @@ impl Level {
     pub fn min_members(self) -> usize {
         match self {
             Level::Raid0 | Level::Raid1 | Level::Raid10 => 2,
+            Level::Raid50 | Level::Raid60 | Level::Raid100 => 2,
             Level::Raid5 => 3,
             Level::Raid6 => 4,
         }
+    }
+
+    /// The level of the arrays that it is over, if it can only be over arrays.
+    pub fn leaf(self) -> Option<Level> {
+        match self {
+            Level::Raid50 => Some(Level::Raid5),
+            Level::Raid60 => Some(Level::Raid6),
+            Level::Raid100 => Some(Level::Raid10),
+            Level::Raid0 | Level::Raid1 | Level::Raid5 | Level::Raid6 | Level::Raid10 => None,
+        }
+    }
+
+    /// The level of an array that stripes over arrays of this level.
+    pub fn striped(self) -> Level {
+        let levels = [Level::Raid50, Level::Raid60, Level::Raid100];
+        levels.into_iter().find(|level| level.leaf() == Some(self)).unwrap_or(Level::Raid0)
     }
 }
 

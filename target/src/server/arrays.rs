@@ -15,9 +15,8 @@ use std::time::Duration;
 use raidfabric_raid::array::{BadRange, IntentLayout, MemberState, Wanted};
 use raidfabric_raid::assemble::{
     self, ArrayHandle, ArrayInfo, AssemblyPlan, CreateError, Decision, Description, Examined,
-    Expected, NewArray, NotMember, ReplayFailure, UpdateError, examine, find_members,
+    Expected, NewArray, NotMember, ReplayFailure, UpdateError, examine,
 };
-use raidfabric_raid::device::signature::Contents;
 use raidfabric_raid::device::{
     Identity, Intent, Medium, OpenDevice, Patience, advice, open, open_patiently,
 };
@@ -30,6 +29,7 @@ use uuid::Uuid;
 use super::error::ArrayStartError;
 use super::patient::PatientDevice;
 use super::state::{Record, StateDirectory};
+use super::strays::{with_moved_members, without_blank};
 use crate::config::drives::{Drives, Listed};
 use crate::config::{Array, Consistency, Level};
 use crate::core::MemberPlan;
@@ -38,8 +38,12 @@ use crate::runtime::{DriveFacts, TimeLimit};
 /// How long a drive is waited for whose last owner was killed with requests in the kernel.
 const PREDECESSOR_PATIENCE: Duration = Duration::from_secs(30);
 
+/// Of an array that is not over drives.
+const NO_DRIVES: &Listed = &Listed { present: Vec::new(), absent: Vec::new() };
+
 /// The namespace of names in which memory arrays have their UUIDs.
-const MEMORY_NAMESPACE: Uuid = Uuid::from_u128(0x6f1c_2f0a_63d7_4c0e_9a1b_7261_6964_6661);
+pub(super) const MEMORY_NAMESPACE: Uuid =
+    Uuid::from_u128(0x6f1c_2f0a_63d7_4c0e_9a1b_7261_6964_6661);
 
 /// A configured array whose drives have been looked at.
 pub struct Prospect {
@@ -256,12 +260,20 @@ impl Survey {
     }
 }
 
+impl Survey {
+    /// What the array holds, if it exists and that can be read. Nothing is written.
+    fn peek(&self) -> Option<Examined> {
+        let Decision::Assemble(plan) = &self.decision else { return None };
+        assemble::peek(plan, &self.examined, &self.media).ok()
+    }
+}
+
 /// What a configured array is, by a look at its drives.
 pub enum Outlook {
     /// In memory: there is nothing to create.
     Memory,
-    /// It exists.
-    Exists(Box<ArrayInfo>),
+    /// It exists; and what is at the beginning of what it holds, if that can be read.
+    Exists(Box<ArrayInfo>, Option<Box<Examined>>),
     /// Its drives are blank.
     Blank,
 }
@@ -278,8 +290,10 @@ impl Outlook {
     ) -> Result<Self, ArrayStartError> {
         let Drives::Paths(listed) = drives else { return Ok(Self::Memory) };
         let open = |paths: &[PathBuf]| look_at_drives(&array.name, paths);
-        Ok(match Survey::new(array, listed, None, state, &Accepted::default(), open)?.decision {
-            Decision::Assemble(plan) => Self::Exists(Box::new(plan.info)),
+        let survey = Survey::new(array, listed, None, state, &Accepted::default(), open)?;
+        let found = survey.peek();
+        Ok(match survey.decision {
+            Decision::Assemble(plan) => Self::Exists(Box::new(plan.info), found.map(Box::new)),
             Decision::Create(_) => Self::Blank,
         })
     }
@@ -307,6 +321,8 @@ impl Prospect {
                 return Ok(Self { name, kind, accepted, member_timeout });
             }
             Drives::Paths(listed) => listed,
+            // Its leaves are looked at, one by one.
+            Drives::Arrays(_) => NO_DRIVES,
         };
         let open = |paths: &[PathBuf]| own_drives(&name, paths, PREDECESSOR_PATIENCE);
         let survey = Survey::new(array, listed, homehost, state, accepted, open)?;
@@ -323,9 +339,31 @@ impl Prospect {
         self
     }
 
+    /// If it is created: another array will be created on it.
+    #[must_use]
+    pub fn below(mut self) -> Self {
+        if let Kind::Drives(Survey { decision: Decision::Create(plan), .. }) = &mut self.kind {
+            plan.blank_ends = true;
+        }
+        self
+    }
+
     /// The array's name.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Whether its members are memory.
+    pub fn is_memory(&self) -> bool {
+        matches!(self.kind, Kind::Memory(..))
+    }
+
+    /// What it holds at its own beginning, if it exists and that can be read. Nothing is written.
+    pub fn peek(&self) -> Option<Examined> {
+        match &self.kind {
+            Kind::Memory(..) => None,
+            Kind::Drives(survey) => survey.peek(),
+        }
     }
 
     /// The size that the array has, or will have once it is created.
@@ -530,64 +568,9 @@ fn remembered_events(state: &StateDirectory, array: &OpenArray, events: u64) -> 
     known.filter(|known| *known <= events).unwrap_or_else(|| events.saturating_sub(1))
 }
 
-/// Beside the listed drives, those that carry the array's UUID under other names.
-fn with_moved_members(
-    paths: &[PathBuf],
-    known: Option<Uuid>,
-    remembered: &[String],
-) -> Vec<PathBuf> {
-    let mut paths = paths.to_vec();
-    let Some(uuid) = known else { return paths };
-    let identity = |path: &PathBuf| std::fs::canonicalize(path).ok();
-    for found in find_members(uuid, &remembered_files(remembered)) {
-        if !paths.iter().any(|path| identity(path) == identity(&found.path)) {
-            tracing::info!(drive = %found.path.display(), %uuid, "found a member under another name");
-            paths.push(found.path);
-        }
-    }
-    paths
-}
-
-/// Members that are files, which nobody finds who does not know where they are: those that came in
-/// while the array ran.
-pub(super) fn remembered_files(members: &[String]) -> Vec<PathBuf> {
-    members.iter().map(PathBuf::from).filter(|path| path.is_absolute() && path.is_file()).collect()
-}
-
-/// Without the drives that are blank, if the others are an array that is known to exist: what is to
-/// come into it is added while it runs.
-fn without_blank(
-    name: &str,
-    known: Option<Uuid>,
-    media: Vec<OpenDevice>,
-    examined: Vec<Examined>,
-) -> (Vec<OpenDevice>, Vec<Examined>) {
-    let is_member = |drive: &Examined| {
-        drive.superblock().is_some_and(|superblock| Some(superblock.array_uuid()) == known)
-    };
-    if !examined.iter().any(|drive| is_member(drive) && !drive.is_unfinished()) {
-        return (media, examined);
-    }
-    let pairs = media.into_iter().zip(examined);
-    pairs
-        .filter(|(_, drive)| {
-            let is_blank = drive.contents == Contents::Blank;
-            if is_blank {
-                let drive = &drive.name;
-                tracing::warn!(
-                    array = name,
-                    drive,
-                    "it is blank, and no member; `raidfabric array add {name} DRIVE` makes it one"
-                );
-            }
-            !is_blank
-        })
-        .unzip()
-}
-
 fn metadata_level(level: Level) -> metadata::Level {
     match level {
-        Level::Raid0 => metadata::Level::Raid0,
+        Level::Raid0 | Level::Raid50 | Level::Raid60 | Level::Raid100 => metadata::Level::Raid0,
         Level::Raid1 => metadata::Level::Raid1,
         Level::Raid5 => metadata::Level::Raid5,
         Level::Raid6 => metadata::Level::Raid6,
@@ -595,7 +578,7 @@ fn metadata_level(level: Level) -> metadata::Level {
     }
 }
 
-fn engine_geometry(
+pub(super) fn engine_geometry(
     name: &str,
     on_disk: &superblock::Geometry,
 ) -> Result<Geometry, ArrayStartError> {
@@ -642,7 +625,7 @@ pub(super) fn from_handle(
 
 /// Has what was being written when the array stopped made good by its logs, and finds the write
 /// intent.
-fn ready_intent(
+pub(super) fn ready_intent(
     name: &str,
     handle: &mut ArrayHandle<PatientDevice>,
     accepted: &Accepted,

@@ -62,6 +62,14 @@ pub enum ArrayStartError {
         /// The record.
         record: PathBuf,
     },
+    /// It is over arrays, and they do not make it.
+    #[error("array {array}: {what}")]
+    Below {
+        /// The array.
+        array: String,
+        /// What is wrong with those below, and what to do.
+        what: String,
+    },
     /// It has a UUID in the configuration.
     #[error(
         "array {array}: its `uuid` in the configuration, {uuid}, says that it exists; to create a \

@@ -8,6 +8,7 @@
 
 pub mod arrays;
 mod changes;
+pub mod compose;
 pub mod control;
 mod cores;
 mod error;
@@ -26,6 +27,7 @@ mod served;
 mod spares;
 mod state;
 mod steward;
+mod strays;
 mod subsystems;
 mod temperature;
 pub mod verdict;
@@ -43,6 +45,7 @@ use raidfabric_raid::mesh::Mesh;
 use tokio::sync::{mpsc, oneshot};
 
 pub use arrays::{Accepted, OpenArray, Outlook, Prospect};
+pub use compose::OpenComposed;
 pub use error::ArrayStartError;
 pub use listen::{Arrival, Seat};
 pub use overwrite::Overwrite;
@@ -54,7 +57,8 @@ use crate::config::drives::Drives;
 use crate::config::memory::{Bound, WORKERS_PER_CORE};
 use crate::config::{Array, Config, Consistency};
 use crate::core::{
-    self, ArrayPlan, CoreError, CoreMessage, CorePlan, MemoryPlan, Published, Settings,
+    self, ArrayPlan, Below, ComposedPlan, CoreError, CoreMessage, CorePlan, MemoryPlan, Published,
+    Settings,
 };
 use crate::runtime::{self, CoreOptions, Doorbell, RuntimeError};
 use control::ControlSocket;
@@ -138,16 +142,19 @@ impl Server {
         let mut control = Control::start(socket, Arc::clone(&desk))
             .map_err(|source| StartError::Resources { what: "the control thread", source })?;
         let state = state_directory(config)?;
-        let opened = open_arrays(config, &plan.drives, state.as_ref(), &desk)?;
-        for array in &opened {
-            announce(array);
-        }
+        let (opened, composed) = open_arrays(config, &plan.drives, state.as_ref(), &desk)?;
+        opened.iter().for_each(announce);
+        composed.iter().for_each(compose::announce);
+        let exportable = subsystems::exportable(config, &opened, &composed);
         let everything =
-            subsystems::build(config, &opened, &listeners).map_err(StartError::Exporting)?;
+            subsystems::build(config, &exportable, &listeners).map_err(StartError::Exporting)?;
         let mut served = Vec::new();
-        for (service, mut open) in opened.into_iter().enumerate() {
-            let Some(conduct) = config.arrays.get(service).cloned() else { continue };
-            let Some(drives) = plan.drives.get(service) else { continue };
+        let over_drives = config.arrays.iter().zip(&plan.drives);
+        let over_drives = over_drives.filter(|(array, _)| !array.is_composed());
+        for ((service, mut open), (conduct, drives)) in
+            opened.into_iter().enumerate().zip(over_drives)
+        {
+            let conduct = conduct.clone();
             for limit in &mut open.time_limits {
                 limit.timeout = conduct.member_timeout;
             }
@@ -164,10 +171,11 @@ impl Server {
             let array = ServedArray::new(service, open, shared, conduct, drives, recorder);
             served.push(Arc::new(array));
         }
-        let below = arrays_below(&everything.volumes, &served);
+        let below = arrays_below(&everything.volumes, &served, &composed);
         let registry = Arc::new(Registry::new(everything.served, below, plan.cores.len()));
-        let launched = launch(plan, &registry, &served, &everything.volumes)?;
-        let plane = Arc::new(Plane::new(config, &listeners, registry, launched.cores, served));
+        let launched = launch(plan, &registry, &served, &composed, &everything.volumes)?;
+        let arrays = plane::Arrays { served, composed, order: compose::places(config) };
+        let plane = Arc::new(Plane::new(config, &listeners, registry, launched.cores, arrays));
         for listener in listeners {
             control.accept(listener, &plane.doors);
         }
@@ -289,7 +297,7 @@ fn bind(config: &Config) -> Result<Vec<Listener>, StartError> {
 /// # Errors
 /// It cannot be made.
 pub fn state_directory(config: &Config) -> Result<Option<StateDirectory>, state::StateError> {
-    if config.arrays.iter().all(Array::is_memory) {
+    if config.arrays.iter().all(|array| array.is_memory() || array.is_composed()) {
         return Ok(None);
     }
     Ok(Some(StateDirectory::open(&config.state_dir)?))
@@ -305,31 +313,41 @@ fn open_arrays(
     drives: &[Drives],
     state: Option<&StateDirectory>,
     desk: &Desk,
-) -> Result<Vec<OpenArray>, StartError> {
+) -> Result<(Vec<OpenArray>, Vec<OpenComposed>), StartError> {
     let homehost = homehost();
     let started = std::time::Instant::now();
-    let look = |(array, drives)| {
-        patience::look_patiently(array, drives, homehost.as_deref(), state, desk, started)
+    let look = |(index, (array, drives))| -> Result<Prospect, ArrayStartError> {
+        let prospect =
+            patience::look_patiently(array, drives, homehost.as_deref(), state, desk, started)?;
+        Ok(if config.over(index).is_some() { prospect.below() } else { prospect })
     };
-    let prospects = config.arrays.iter().zip(drives).map(look).collect::<Result<Vec<_>, _>>()?;
+    let over_drives = config.arrays.iter().zip(drives).enumerate();
+    let over_drives = over_drives.filter(|(_, (array, _))| !array.is_composed());
+    let prospects = over_drives.map(look).collect::<Result<Vec<_>, _>>()?;
     check_block_sizes(config, &prospects)?;
-    let capacities =
-        prospects.iter().map(Prospect::capacity_bytes).collect::<Result<Vec<_>, _>>()?;
+    let capacities = compose::check_all(config, &prospects, state)?;
     subsystems::check_sizes(config, &capacities)?;
     let take = |prospect: Prospect| prospect.take(state);
-    prospects.into_iter().map(take).collect::<Result<_, _>>().map_err(StartError::Opening)
+    let arrays = prospects.into_iter().map(take).collect::<Result<Vec<_>, _>>();
+    let mut arrays = arrays.map_err(StartError::Opening)?;
+    let composed = compose::open_all(config, &mut arrays, homehost.as_deref(), state);
+    Ok((arrays, composed.map_err(StartError::Opening)?))
 }
 
 /// A namespace's blocks must be whole blocks of every drive below.
 fn check_block_sizes(config: &Config, prospects: &[Prospect]) -> Result<(), ArrayStartError> {
     for subsystem in &config.subsystems {
         for namespace in &subsystem.namespaces {
-            let Some(prospect) = prospects.get(namespace.array) else { continue };
+            let Some(array) = config.arrays.get(namespace.array) else { continue };
+            let is_below = |prospect: &&Prospect| {
+                let mut leaves = array.leaves.iter().filter_map(|leaf| config.arrays.get(*leaf));
+                prospect.name() == array.name || leaves.any(|leaf| leaf.name == prospect.name())
+            };
             let too_large = |(_, bytes): &(String, u32)| *bytes > namespace.block_size_bytes;
-            if let Some((drive, drive_bytes)) = prospect.drive_blocks().into_iter().find(too_large)
-            {
+            let drives = prospects.iter().filter(is_below).flat_map(Prospect::drive_blocks);
+            if let Some((drive, drive_bytes)) = drives.into_iter().find(too_large) {
                 return Err(ArrayStartError::BlockSize {
-                    array: prospect.name().to_owned(),
+                    array: array.name.clone(),
                     drive,
                     drive_bytes,
                     nsid: namespace.nsid,
@@ -392,9 +410,17 @@ fn share(
 fn arrays_below(
     volumes: &[Vec<core::VolumePlan>],
     served: &[Arc<ServedArray>],
+    composed: &[OpenComposed],
 ) -> Vec<Vec<Arc<Shared>>> {
+    let arrays = |volume: &core::VolumePlan| match volume.below {
+        Below::Array(index) => vec![index],
+        Below::Composed(index) => composed
+            .get(index)
+            .map(|composed| composed.leaves.iter().map(|leaf| leaf.array).collect())
+            .unwrap_or_default(),
+    };
     let below = |volumes: &Vec<core::VolumePlan>| {
-        let indexes: BTreeSet<usize> = volumes.iter().map(|volume| volume.array).collect();
+        let indexes: BTreeSet<usize> = volumes.iter().flat_map(arrays).collect();
         indexes.into_iter().filter_map(|at| Some(Arc::clone(&served.get(at)?.shared))).collect()
     };
     volumes.iter().map(below).collect()
@@ -410,6 +436,7 @@ fn launch(
     plan: &Plan,
     registry: &Arc<Registry>,
     arrays: &[Arc<ServedArray>],
+    composed: &[OpenComposed],
     volumes: &[Vec<core::VolumePlan>],
 ) -> Result<Launched, StartError> {
     let resources = |what| move |source| StartError::Resources { what, source };
@@ -441,6 +468,7 @@ fn launch(
             settings: settings(&plan.config),
             memory: memory_plan(&plan.config, count),
             arrays: array_plans,
+            composed: composed.iter().map(composed_plan).collect(),
             volumes: volumes.to_vec(),
             registry: Arc::clone(registry),
             endpoint,
@@ -467,6 +495,12 @@ fn launch(
         return Ok(launched);
     }
     Err(first_failure(launched))
+}
+
+fn composed_plan(composed: &OpenComposed) -> ComposedPlan {
+    let leaf = |leaf: &compose::LeafPlace| (leaf.array, leaf.data_offset_bytes);
+    let leaves = composed.leaves.iter().map(leaf).collect();
+    ComposedPlan { geometry: composed.geometry, leaves }
 }
 
 /// A core ended before it served: the others are stopped, and its error is the start's.

@@ -3,9 +3,11 @@
 use raidfabric_raid::array::{CheckMode, Limit, MemberState, RecoveryState, RecoveryStatus, Timer};
 use raidfabric_raid::geometry::Level;
 
+use super::compose::OpenComposed;
 use super::inspect::Look;
 use super::report::{
-    ArrayStatus, CheckResult, MemberCondition, MemberStatus, MismatchPlace, Task, TaskKind,
+    ArrayState, ArrayStatus, CheckResult, MemberCondition, MemberStatus, MismatchPlace, Problem,
+    Severity, Task, TaskKind,
 };
 use super::served::ServedArray;
 use super::spares;
@@ -41,6 +43,78 @@ pub(super) fn array(array: &ServedArray) -> ArrayStatus {
             .collect(),
     }
     .judge()
+}
+
+/// How an array over arrays is: as its worst leaf.
+pub(super) fn composed(
+    array: &OpenComposed,
+    leaves: &[std::sync::Arc<ServedArray>],
+) -> ArrayStatus {
+    let leaves: Vec<ArrayStatus> = leaves.iter().map(|leaf| self::array(leaf)).collect();
+    of_leaves(array, &leaves)
+}
+
+fn of_leaves(array: &OpenComposed, leaves: &[ArrayStatus]) -> ArrayStatus {
+    let mut problems: Vec<Problem> =
+        leaves.iter().enumerate().filter_map(|(slot, leaf)| about_leaf(slot, leaf)).collect();
+    problems.sort_by_key(|problem| std::cmp::Reverse(problem.severity));
+    let tasks = leaves.iter().enumerate().flat_map(|(slot, leaf)| {
+        leaf.tasks.iter().map(move |task| Task { slot: Some(slot), ..task.clone() })
+    });
+    ArrayStatus {
+        name: array.name.clone(),
+        uuid: array.uuid,
+        level: array.level.to_string(),
+        chunk_bytes: array.geometry.chunk_bytes().unwrap_or(0),
+        size_bytes: array.geometry.capacity_bytes(),
+        consistency: crate::config::Consistency::None.to_string(),
+        state: leaves.iter().map(|leaf| leaf.state).max().unwrap_or(ArrayState::Healthy),
+        severity: leaves.iter().map(|leaf| leaf.severity).max().unwrap_or(Severity::Ok),
+        problems,
+        tasks: tasks.collect(),
+        redundancy_remaining: leaves
+            .iter()
+            .map(|leaf| leaf.redundancy_remaining)
+            .min()
+            .unwrap_or(0),
+        members: leaves.iter().enumerate().map(|(slot, leaf)| member_of(slot, leaf)).collect(),
+        spares: Vec::new(),
+        last_check: None,
+    }
+}
+
+/// What is wrong with a leaf, and where more is told.
+fn about_leaf(slot: usize, leaf: &ArrayStatus) -> Option<Problem> {
+    let name = &leaf.name;
+    let state = leaf.state.as_str();
+    let worst = leaf.problems.first().map(|problem| format!(": {}", problem.what));
+    (leaf.severity > Severity::Ok).then(|| Problem {
+        severity: leaf.severity,
+        what: format!("slot {slot}, array {name}, is {state}{}", worst.unwrap_or_default()),
+        cure: Some(format!("raidfabric status {name} tells what to do")),
+    })
+}
+
+fn member_of(slot: usize, leaf: &ArrayStatus) -> MemberStatus {
+    let state = match leaf.state {
+        ArrayState::Failed | ArrayState::Stopped => MemberCondition::Failed,
+        ArrayState::Waiting => MemberCondition::Missing,
+        _ => MemberCondition::InSync,
+    };
+    let sum = |count: fn(&MemberStatus) -> u64| leaf.members.iter().map(count).sum();
+    MemberStatus {
+        slot,
+        drive: Some(format!("array:{}", leaf.name)),
+        serial: None,
+        state,
+        why: leaf.problems.first().map(|problem| problem.what.clone()),
+        read_errors: sum(|member| member.read_errors),
+        write_errors: sum(|member| member.write_errors),
+        flush_errors: sum(|member| member.flush_errors),
+        no_space_errors: sum(|member| member.no_space_errors),
+        bad_blocks: sum(|member| member.bad_blocks),
+        temperature_kelvin: leaf.members.iter().filter_map(|one| one.temperature_kelvin).max(),
+    }
 }
 
 /// A spare that has taken a member's place is none any more.
@@ -164,5 +238,61 @@ pub(super) fn level(level: Level) -> &'static str {
         Level::Raid10 => "raid10",
         Level::Raid5 => "raid5",
         Level::Raid6 => "raid6",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::server::compose::LeafPlace;
+    use crate::server::verdict::tests::facts;
+
+    fn over(names: [&str; 2]) -> OpenComposed {
+        let leaf = |(array, name): (usize, &str)| LeafPlace {
+            array,
+            name: name.into(),
+            data_offset_bytes: 1 << 20,
+        };
+        OpenComposed {
+            name: "wide".into(),
+            uuid: uuid::Uuid::from_u128(7),
+            level: crate::config::Level::Raid60,
+            geometry: raidfabric_raid::geometry::Geometry::new(Level::Raid0, 2, 65_536, 1 << 30)
+                .unwrap(),
+            leaves: names.into_iter().enumerate().map(leaf).collect(),
+            created: false,
+        }
+    }
+
+    #[test]
+    fn an_array_over_arrays_is_as_its_worst_part() {
+        let array = over(["left", "right"]);
+        let leaf = |name: &str| Facts { name: name.into(), ..facts("raid6", 4) };
+        let healthy = of_leaves(&array, &[leaf("left").judge(), leaf("right").judge()]);
+        assert_eq!((healthy.state, healthy.severity), (ArrayState::Healthy, Severity::Ok));
+        assert_eq!((healthy.level.as_str(), healthy.redundancy_remaining), ("raid60", 2));
+        assert_eq!(healthy.size_bytes, 2 << 30);
+        assert!(healthy.problems.is_empty() && healthy.members[0].why.is_none());
+
+        let mut right = leaf("right");
+        right.members[3].state = MemberCondition::Failed;
+        right.members[3].write_errors = 2;
+        let degraded = of_leaves(&array, &[leaf("left").judge(), right.clone().judge()]);
+        assert_eq!((degraded.state, degraded.redundancy_remaining), (ArrayState::Degraded, 1));
+        let problem = &degraded.problems[0];
+        assert!(
+            problem.what.starts_with("slot 1, array right, is degraded: slot 3"),
+            "{problem:?}"
+        );
+        assert_eq!(problem.cure.as_deref(), Some("raidfabric status right tells what to do"));
+        let member = &degraded.members[1];
+        assert_eq!(member.drive.as_deref(), Some("array:right"));
+        assert_eq!((member.state, member.write_errors), (MemberCondition::InSync, 2));
+
+        right.failure = Some("member 2 failed".into());
+        let failed = of_leaves(&array, &[leaf("left").judge(), right.judge()]);
+        assert_eq!((failed.state, failed.severity), (ArrayState::Failed, Severity::Failed));
+        assert_eq!(failed.members[1].state, MemberCondition::Failed);
+        assert_eq!(failed.redundancy_remaining, 0);
     }
 }

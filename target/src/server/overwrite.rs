@@ -33,6 +33,8 @@ pub struct Overwrite {
     examined: Vec<Examined>,
     /// Indices of the drives that were named.
     victims: Vec<usize>,
+    /// Another array will be created on it.
+    is_below: bool,
     /// How long a drive may take for a request.
     member_timeout: Duration,
 }
@@ -59,7 +61,8 @@ impl Overwrite {
         let examined = arrays::examine_all(&name, &media)?;
         let new = arrays::new_array(array, homehost);
         let member_timeout = array.member_timeout;
-        let this = Self { name, new, media, examined, victims, member_timeout };
+        let is_below = false;
+        let this = Self { name, new, media, examined, victims, is_below, member_timeout };
         this.plan_as_if_wiped()?;
         this.check_record(state)?;
         Ok(this)
@@ -104,6 +107,18 @@ impl Overwrite {
         self
     }
 
+    /// Whether another array will be created on it.
+    #[must_use]
+    pub fn below(mut self, is_below: bool) -> Self {
+        self.is_below = is_below;
+        self
+    }
+
+    /// Whether all of its drives were named.
+    pub fn is_of_all_drives(&self) -> bool {
+        self.victims.len() == self.media.len()
+    }
+
     /// The array's name.
     pub fn name(&self) -> &str {
         &self.name
@@ -143,7 +158,9 @@ impl Overwrite {
                 contents: drive.contents.to_string(),
             });
         }
-        let plan = plan_create(&examined, &self.new).map_err(|source| self.drives_error(source))?;
+        let mut plan =
+            plan_create(&examined, &self.new).map_err(|source| self.drives_error(source))?;
+        plan.blank_ends = self.is_below;
         let Self { name, media, member_timeout, .. } = self;
         let patient = |medium| PatientDevice::new(medium, member_timeout);
         let media = media.into_iter().map(patient).collect();

@@ -16,11 +16,12 @@ use raidfabric_raid::assemble::{AssembleError, CreateError, find_members};
 use raidfabric_raid::device::Kind;
 use uuid::Uuid;
 
-use super::arrays::{Accepted, Prospect, remembered_files};
+use super::arrays::{Accepted, Prospect};
 use super::error::ArrayStartError;
 use super::plane::Desk;
 use super::report::{ArrayState, ArrayStatus, MemberCondition, MemberStatus, Problem, Severity};
 use super::state::StateDirectory;
+use super::strays::remembered_files;
 use crate::config::Array;
 use crate::config::drives::{Drives, Listed};
 

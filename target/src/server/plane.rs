@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use super::changes::blocking;
+use super::compose::OpenComposed;
 use super::control::Operator;
 use super::control::api::{Answer, Request};
 use super::cores::Cores;
@@ -19,7 +20,7 @@ use super::report::{
 use super::served::ServedArray;
 use crate::association::Registry;
 use crate::config::{self, Config};
-use crate::core::Published;
+use crate::core::{Below, Published};
 
 /// What is in use at a moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,6 +51,16 @@ pub(super) struct CoreDoor {
     pub(super) published: Arc<Published>,
 }
 
+/// The arrays that are served.
+pub(super) struct Arrays {
+    /// Those over drives.
+    pub(super) served: Vec<Arc<ServedArray>>,
+    /// Those over arrays.
+    pub(super) composed: Vec<OpenComposed>,
+    /// Where each array of the configuration is among them.
+    pub(super) order: Vec<Below>,
+}
+
 /// All that is served.
 pub struct Plane {
     started: Instant,
@@ -57,7 +68,10 @@ pub struct Plane {
     pub(super) registry: Arc<Registry>,
     pub(super) doors: Arc<Vec<Door>>,
     published: Vec<Arc<Published>>,
+    /// Those over drives.
     pub(super) arrays: Vec<Arc<ServedArray>>,
+    composed: Vec<OpenComposed>,
+    order: Vec<Below>,
     subsystems: Vec<config::Subsystem>,
 }
 
@@ -67,8 +81,9 @@ impl Plane {
         listeners: &[Listener],
         registry: Arc<Registry>,
         cores: Vec<CoreDoor>,
-        arrays: Vec<Arc<ServedArray>>,
+        arrays: Arrays,
     ) -> Self {
+        let Arrays { served: arrays, composed, order } = arrays;
         let volumes = listeners.iter().filter(|listener| listener.serves_volumes);
         let (doors, published) = cores.into_iter().map(|core| (core.door, core.published)).unzip();
         for array in &arrays {
@@ -81,6 +96,8 @@ impl Plane {
             doors: Arc::new(doors),
             published,
             arrays,
+            composed,
+            order,
             subsystems: config.subsystems.clone(),
         }
     }
@@ -122,12 +139,20 @@ impl Plane {
 
     fn export(&self, index: usize, subsystem: &config::Subsystem) -> Export {
         let namespace = |namespace: &config::Namespace| {
-            let array = self.arrays.get(namespace.array)?;
-            let capacity_bytes = array.open.geometry.capacity_bytes();
+            let (name, capacity_bytes) = match *self.order.get(namespace.array)? {
+                Below::Array(index) => {
+                    let array = self.arrays.get(index)?;
+                    (array.name(), array.open.geometry.capacity_bytes())
+                }
+                Below::Composed(index) => {
+                    let array = self.composed.get(index)?;
+                    (array.name.as_str(), array.geometry.capacity_bytes())
+                }
+            };
             let rest_bytes = capacity_bytes.saturating_sub(namespace.offset_bytes);
             Some(ExportedNamespace {
                 nsid: namespace.nsid,
-                array: array.name().to_owned(),
+                array: name.to_owned(),
                 size_bytes: namespace.size_bytes.unwrap_or(rest_bytes),
                 block_size_bytes: namespace.block_size_bytes,
             })
@@ -142,9 +167,18 @@ impl Plane {
 
     /// All arrays, or one.
     fn status(&self, only: Option<&str>) -> Result<Status, Refusal> {
-        let wanted = |array: &&Arc<ServedArray>| only.is_none_or(|name| name == array.name());
-        let arrays: Vec<_> =
-            self.arrays.iter().filter(wanted).map(|array| observe::array(array)).collect();
+        let is_wanted = |name: &str| only.is_none_or(|only| only == name);
+        let one = |below: &Below| match *below {
+            Below::Array(index) => {
+                let array = self.arrays.get(index).filter(|array| is_wanted(array.name()))?;
+                Some(observe::array(array))
+            }
+            Below::Composed(index) => {
+                let array = self.composed.get(index).filter(|array| is_wanted(&array.name))?;
+                Some(observe::composed(array, &self.leaves(array)))
+            }
+        };
+        let arrays: Vec<_> = self.order.iter().filter_map(one).collect();
         if let (Some(name), true) = (only, arrays.is_empty()) {
             return Err(self.no_array(name));
         }
@@ -160,8 +194,18 @@ impl Plane {
         })
     }
 
+    /// The arrays that one is over, by slot.
+    fn leaves(&self, array: &OpenComposed) -> Vec<Arc<ServedArray>> {
+        let leaf = |leaf: &super::compose::LeafPlace| self.arrays.get(leaf.array).map(Arc::clone);
+        array.leaves.iter().filter_map(leaf).collect()
+    }
+
     fn no_array(&self, name: &str) -> Refusal {
-        let names: Vec<_> = self.arrays.iter().map(|array| array.name()).collect();
+        let name_of = |below: &Below| match *below {
+            Below::Array(index) => self.arrays.get(index).map(|array| array.name()),
+            Below::Composed(index) => self.composed.get(index).map(|array| array.name.as_str()),
+        };
+        let names: Vec<_> = self.order.iter().filter_map(name_of).collect();
         Refusal::not_found(format!("there is no array {name}; there are {}", names.join(", ")))
     }
 }
@@ -229,10 +273,8 @@ impl Operator for Desk {
         let plane = self.plane();
         Box::pin(async move {
             let plane = plane.ok_or_else(Refusal::starting)?;
-            let found = plane.arrays.iter().find(|one| one.name() == array).map(Arc::clone);
-            let served = found.ok_or_else(|| plane.no_array(&array))?;
             tracing::info!(array, ?request, "asked by an operator");
-            let done = plane.carry_out(&served, request).await;
+            let done = plane.carry_out_by_name(&array, request).await;
             match &done {
                 Ok(done) => tracing::info!(array, "{}", done.message),
                 Err(refusal) => tracing::info!(array, "refused: {refusal}"),
@@ -243,6 +285,59 @@ impl Operator for Desk {
 }
 
 impl Plane {
+    async fn carry_out_by_name(&self, name: &str, request: Request) -> Result<Done, Refusal> {
+        if let Some(array) = self.composed.iter().find(|one| one.name == name) {
+            return self.carry_out_on_leaves(array, request).await;
+        }
+        let found = self.arrays.iter().find(|one| one.name() == name);
+        let served = found.ok_or_else(|| self.no_array(name))?;
+        let is_leaf = |array: &&OpenComposed| array.leaves.iter().any(|leaf| leaf.name == name);
+        if let (Request::Stop, Some(outer)) = (&request, self.composed.iter().find(is_leaf)) {
+            return Err(Refusal::conflict(format!(
+                "array {name} is a part of array {}, which is stopped as a whole: raidfabric array \
+                 stop {}",
+                outer.name, outer.name
+            )));
+        }
+        self.carry_out(served, request).await
+    }
+
+    /// What is asked of an array over arrays: its leaves do it, or are to be asked.
+    async fn carry_out_on_leaves(
+        &self,
+        array: &OpenComposed,
+        request: Request,
+    ) -> Result<Done, Refusal> {
+        let leaves = self.leaves(array);
+        let names: Vec<_> = leaves.iter().map(|leaf| leaf.name()).collect();
+        let names = names.join(", ");
+        match &request {
+            Request::Add { .. } | Request::Fail { .. } | Request::Remove { .. } => {
+                return Err(Refusal::invalid(format!(
+                    "array {} is over arrays and has no drives of its own; {} goes to the one of {names} \
+                     that the drive belongs to",
+                    array.name,
+                    request.verb()
+                )));
+            }
+            Request::Stop | Request::Check { .. } | Request::Cancel | Request::Assemble { .. } => {}
+        }
+        let mut done = Vec::new();
+        for leaf in &leaves {
+            match self.carry_out(leaf, request.clone()).await {
+                Ok(one) => done.push(one.message),
+                // What has been begun goes on, and is told.
+                Err(refusal) if done.is_empty() => return Err(refusal),
+                Err(refusal) => {
+                    let message = format!("{refusal}; but: {}", done.join("; "));
+                    return Err(Refusal { message, ..refusal });
+                }
+            }
+        }
+        Ok(Done::new(done.join("; "))
+            .next(format!("raidfabric status {} tells how it is", array.name)))
+    }
+
     async fn carry_out(&self, array: &ServedArray, request: Request) -> Result<Done, Refusal> {
         let cores = Cores::new(Arc::clone(&self.doors));
         if array.is_stopped() {

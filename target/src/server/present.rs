@@ -19,6 +19,10 @@ pub fn configuration(config: &Config, drives: &[Drives]) -> String {
                 let present = listed.present.iter().map(|path| path.display().to_string());
                 present.chain(listed.absent.iter().map(ToString::to_string)).collect()
             }
+            Drives::Arrays(leaves) => {
+                let leaves = leaves.iter().filter_map(|leaf| config.arrays.get(*leaf));
+                leaves.map(|leaf| format!("array {}", leaf.name)).collect()
+            }
             Drives::Memory(sizes) => {
                 sizes.iter().map(|&size| format!("{} of memory", format_bytes(size))).collect()
             }

@@ -8,9 +8,10 @@ use raidfabric_raid::array::Shared;
 use raidfabric_raid::device::Identity;
 use uuid::Uuid;
 
-use super::arrays::{Handle, OpenArray, remembered_files};
+use super::arrays::{Handle, OpenArray};
 use super::keeper::Recorder;
 use super::patient::PatientDevice;
+use super::strays::remembered_files;
 use super::temperature;
 use crate::association::Registry;
 use crate::config;
@@ -73,7 +74,7 @@ impl ServedArray {
             None => vec![None; open.geometry.members()],
         };
         let listed = match drives {
-            Drives::Memory(_) => Vec::new(),
+            Drives::Memory(_) | Drives::Arrays(_) => Vec::new(),
             Drives::Paths(listed) => {
                 let absent = listed.absent.iter().map(|absent| PathBuf::from(&absent.name));
                 listed.present.iter().cloned().chain(absent).collect()

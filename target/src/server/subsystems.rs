@@ -11,11 +11,12 @@ use raidfabric_raid::geometry::{Geometry, Level};
 use uuid::Uuid;
 
 use super::arrays::OpenArray;
+use super::compose::{self, OpenComposed};
 use super::listen::Listener;
 use crate::association::Served;
 use crate::config::{Config, Hosts, Limits, Namespace as NamespaceConfig};
 use crate::controller::{self, Advertised, Deallocation, Discovery, Namespace, Subsystem};
-use crate::core::VolumePlan;
+use crate::core::{Below, VolumePlan};
 
 /// Entries of admin queues, at most.
 const ADMIN_QUEUE_ENTRIES: u16 = 128;
@@ -58,13 +59,56 @@ pub struct Everything {
     pub volumes: Vec<Vec<VolumePlan>>,
 }
 
+/// What namespaces can be on.
+pub struct Exportable<'a> {
+    name: &'a str,
+    uuid: Uuid,
+    geometry: &'a Geometry,
+    has_volatile_cache: bool,
+    below: Below,
+}
+
+/// All arrays, in the order of the configuration.
+pub fn exportable<'a>(
+    config: &Config,
+    arrays: &'a [OpenArray],
+    composed: &'a [OpenComposed],
+) -> Vec<Exportable<'a>> {
+    let one = |below| {
+        Some(match below {
+            Below::Array(index) => {
+                let array = arrays.get(index)?;
+                Exportable {
+                    name: &array.name,
+                    uuid: array.uuid,
+                    geometry: &array.geometry,
+                    has_volatile_cache: array.has_volatile_cache(),
+                    below,
+                }
+            }
+            Below::Composed(index) => {
+                let array = composed.get(index)?;
+                let mut leaves = array.leaves.iter().filter_map(|leaf| arrays.get(leaf.array));
+                Exportable {
+                    name: &array.name,
+                    uuid: array.uuid,
+                    geometry: &array.geometry,
+                    has_volatile_cache: leaves.any(OpenArray::has_volatile_cache),
+                    below,
+                }
+            }
+        })
+    };
+    compose::places(config).into_iter().filter_map(one).collect()
+}
+
 /// Builds the snapshots.
 ///
 /// # Errors
 /// [`SubsystemStartError`].
 pub fn build(
     config: &Config,
-    arrays: &[OpenArray],
+    arrays: &[Exportable<'_>],
     listeners: &[Listener],
 ) -> Result<Everything, SubsystemStartError> {
     let mut subsystems = Vec::new();
@@ -78,7 +122,7 @@ pub fn build(
         for namespace in configured {
             let Some(array) = arrays.get(namespace.array) else { continue };
             namespaces.push(build_namespace(&subsystem.nqn, namespace, array)?);
-            places.push(VolumePlan { array: namespace.array, base_bytes: namespace.offset_bytes });
+            places.push(VolumePlan { below: array.below, base_bytes: namespace.offset_bytes });
         }
         let identity = subsystem.namespaces.first().and_then(|ns| arrays.get(ns.array));
         let serial = subsystem.serial.clone().unwrap_or_else(|| {
@@ -145,9 +189,9 @@ fn namespace_bytes(
 fn build_namespace(
     nqn: &str,
     config: &NamespaceConfig,
-    array: &OpenArray,
+    array: &Exportable<'_>,
 ) -> Result<Namespace, SubsystemStartError> {
-    let size_bytes = namespace_bytes(nqn, config, &array.name, array.geometry.capacity_bytes())?;
+    let size_bytes = namespace_bytes(nqn, config, array.name, array.geometry.capacity_bytes())?;
     let block_bytes = u64::from(config.block_size_bytes);
     let uuid = namespace_uuid(array.uuid, config.offset_bytes);
     let chunk_bytes = array.geometry.chunk_bytes().and_then(|bytes| u32::try_from(bytes).ok());
@@ -157,7 +201,7 @@ fn build_namespace(
         size_blocks: size_bytes / block_bytes,
         nguid: *uuid.as_bytes(),
         uuid: *uuid.as_bytes(),
-        volatile_cache: array.has_volatile_cache(),
+        volatile_cache: array.has_volatile_cache,
         ready: true,
         deallocation: Deallocation {
             reads_zeros: true,
@@ -166,7 +210,7 @@ fn build_namespace(
         },
         write_granularity_bytes: chunk_bytes.unwrap_or(0),
         optimal_write_bytes: 0,
-        stripe_bytes: data_stripe_bytes(&array.geometry),
+        stripe_bytes: data_stripe_bytes(array.geometry),
     })
 }
 
@@ -208,7 +252,7 @@ fn limits(limits: &Limits) -> controller::Limits {
     }
 }
 
-fn discovery(config: &Config, arrays: &[OpenArray], listeners: &[Listener]) -> Discovery {
+fn discovery(config: &Config, arrays: &[Exportable<'_>], listeners: &[Listener]) -> Discovery {
     let entry = |(port, listener): (usize, &Listener)| controller::Listener {
         port_id: u16::try_from(port + 1).unwrap_or(u16::MAX),
         address: listener.address,

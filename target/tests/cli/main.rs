@@ -4,6 +4,7 @@
 
 mod array;
 mod bench;
+mod composed;
 mod control;
 mod documentation;
 mod drive;

@@ -42,7 +42,7 @@ pub(crate) fn blank(count: usize) -> (TempDir, Vec<&'static str>) {
 }
 
 /// Every byte of every file in the directory, to be compared later.
-fn contents(directory: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+pub(crate) fn contents(directory: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     let mut all: Vec<_> = fs::read_dir(directory)
         .unwrap()
         .map(|entry| entry.unwrap().path())
@@ -56,7 +56,7 @@ fn contents(directory: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     all
 }
 
-fn unchanged(directory: &Path, before: &[(PathBuf, Vec<u8>)], what: &str) {
+pub(crate) fn unchanged(directory: &Path, before: &[(PathBuf, Vec<u8>)], what: &str) {
     let after = contents(directory);
     let names =
         |all: &[(PathBuf, Vec<u8>)]| all.iter().map(|(path, _)| path.clone()).collect::<Vec<_>>();
@@ -136,7 +136,7 @@ pub(crate) async fn check(volume: &Volume, shadow: &[u8], what: &str) {
 }
 
 /// What must be the same after a restart.
-async fn identity(controller: &Controller) -> (String, [u8; 16], uuid::Uuid, u64) {
+pub(crate) async fn identity(controller: &Controller) -> (String, [u8; 16], uuid::Uuid, u64) {
     let namespace = controller.namespace(1).await.unwrap();
     let serial = ascii(&controller.identity().sn);
     (serial, namespace.nguid, namespace.uuid.unwrap(), namespace.blocks)

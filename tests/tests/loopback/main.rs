@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod admin;
+mod composed;
 mod connect;
 mod discovery;
 mod faults;

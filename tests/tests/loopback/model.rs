@@ -138,7 +138,7 @@ async fn random_commands(level: &str, members: usize, member_mib: u64, more: &st
     random_commands_on(&Setup::memory(level, members, member_mib).setting(more)).await;
 }
 
-async fn random_commands_on(setup: &Setup) {
+pub(crate) async fn random_commands_on(setup: &Setup) {
     let target = setup.start();
     let mut volumes = Vec::new();
     let mut controllers = Vec::new();

@@ -7,11 +7,14 @@ use clap::Args;
 
 use super::super::confirm::{Doom, confirm};
 use super::super::{ConfigFile, Failure, check, drive, print, start_logging};
-use super::{examine, select};
-use crate::config::Array;
+use super::{Selected, examine, select};
 use crate::config::drives::{Absence, Drives};
+use crate::config::{Array, Config};
+use crate::server::compose::{self, Fate, Leaf};
 use crate::server::report::examination::Examination;
-use crate::server::{self, Accepted, Prospect, StateDirectory, examination, homehost, inspect};
+use crate::server::{
+    self, Accepted, Outlook, Prospect, StateDirectory, examination, homehost, inspect,
+};
 
 /// Arguments of `array assemble`.
 #[derive(Debug, Args)]
@@ -55,13 +58,20 @@ impl Assemble {
         let accepted = self.accepted()?;
         let state = server::state_directory(config).map_err(Failure::refused)?;
         if !accepted.is_something() {
-            return show(&selected, state.as_ref());
+            return show(config, &selected, &all_drives, state.as_ref());
         }
-        let [(array, drives)] = selected[..] else {
-            return Err(Failure::Refused(
-                "a decision is about one array: say which by --array".to_owned(),
-            ));
+        let [one] = &selected[..] else {
+            let over = selected.iter().find(|one| one.array.is_composed());
+            let text = match (&self.array, over) {
+                (Some(name), Some(over)) if over.array.name == *name => format!(
+                    "array {name} is over arrays, and a decision is about one of those: say which by \
+                     --array"
+                ),
+                _ => "a decision is about one array: say which by --array".to_owned(),
+            };
+            return Err(Failure::Refused(text));
         };
+        let (array, drives) = (one.array, one.drives);
         let prospect = Prospect::look(array, drives, homehost(), state.as_ref(), &accepted)
             .map_err(Failure::refused)?;
         self.decide(array, prospect, state.as_ref())
@@ -118,12 +128,24 @@ impl Assemble {
 }
 
 /// Tells how each array would start. Reads only.
-fn show(selected: &[(&Array, &Drives)], state: Option<&StateDirectory>) -> Result<(), Failure> {
+fn show(
+    config: &Config,
+    selected: &[Selected<'_>],
+    all_drives: &[Drives],
+    state: Option<&StateDirectory>,
+) -> Result<(), Failure> {
     let mut would_start = true;
-    for (array, drives) in selected {
-        let Drives::Paths(listed) = drives else {
-            print::line(format_args!("array {}: its members are memory", array.name))?;
-            continue;
+    for Selected { array, drives, .. } in selected {
+        let listed = match drives {
+            Drives::Paths(listed) => listed,
+            Drives::Memory(_) => {
+                print::line(format_args!("array {}: its members are memory", array.name))?;
+                continue;
+            }
+            Drives::Arrays(_) => {
+                would_start &= show_composed(config, array, all_drives, state)?;
+                continue;
+            }
         };
         let record = state.map(|state| state.record(&array.name)).transpose();
         let record = record.map_err(Failure::refused)?.flatten();
@@ -144,4 +166,40 @@ fn show(selected: &[(&Array, &Drives)], state: Option<&StateDirectory>) -> Resul
         true => Ok(()),
         false => Err(Failure::Failed("not all arrays would start; see above".to_owned())),
     }
+}
+
+/// Tells how an array over arrays would start, by what these hold; whether it would.
+fn show_composed(
+    config: &Config,
+    array: &Array,
+    all_drives: &[Drives],
+    state: Option<&StateDirectory>,
+) -> Result<bool, Failure> {
+    let leaves = array
+        .leaves
+        .iter()
+        .filter_map(|&leaf| Some((config.arrays.get(leaf)?, all_drives.get(leaf)?)));
+    let (below, drives): (Vec<_>, Vec<_>) = leaves.unzip();
+    let names: Vec<_> = below.iter().map(|leaf| leaf.name.as_str()).collect();
+    let looks = below.iter().zip(drives).map(|(leaf, drives)| Outlook::look(leaf, drives, state));
+    let held = looks.map(|look| look.map(Leaf::by)).collect::<Result<Vec<_>, _>>();
+    let fate = held.and_then(|held| {
+        let held: Vec<_> = held.iter().collect();
+        compose::check(array, &names, &held, state, false)
+    });
+    let names = names.join(", ");
+    let text = match &fate {
+        Ok(Fate::Exists(_)) => format!("complete, over {names}"),
+        Ok(Fate::Memory) => format!("over {names}, which are in memory"),
+        Ok(Fate::Create) => {
+            format!("its arrays, {names}, hold nothing yet; `serve` or `array create` creates it")
+        }
+        Ok(Fate::Unknown) => format!("over {names}; what they hold cannot be read yet"),
+        Err(error) => error.to_string(),
+    };
+    match &fate {
+        Ok(_) => print::line(format_args!("array {}: {text}", array.name))?,
+        Err(_) => print::line(text)?,
+    }
+    Ok(fate.is_ok())
 }

@@ -38,7 +38,7 @@ pub(super) fn victims(
 
 fn look(drives: &Drives) -> Result<Vec<Description>, Failure> {
     match drives {
-        Drives::Memory(_) => Ok(Vec::new()),
+        Drives::Memory(_) | Drives::Arrays(_) => Ok(Vec::new()),
         Drives::Paths(listed) => {
             listed.present.iter().map(|path| describe(path).map_err(Failure::refused)).collect()
         }

@@ -19,6 +19,7 @@ use super::status::StatusCommand;
 use super::{ConfigFile, Failure, check, print, start_logging};
 use crate::config::drives::{Absence, Drives};
 use crate::config::{Array, Config, Consistency, format_bytes};
+use crate::server::compose::{self, Fate, Leaf};
 use crate::server::{
     self, Accepted, OpenArray, Outlook, Overwrite, Prospect, StateDirectory, homehost, present,
 };
@@ -100,10 +101,10 @@ pub(super) struct Create {
     assume_clean: bool,
 }
 
-/// What is to be done about an array.
+/// What is to be done about an array over drives.
 enum Work<'a> {
     /// Nothing; this is said instead.
-    Nothing(String),
+    Nothing(String, Leaf),
     /// Its drives are blank.
     Create(&'a Array, Prospect),
     /// Some of its drives are to be wiped first.
@@ -112,9 +113,12 @@ enum Work<'a> {
 
 impl Work<'_> {
     fn creates(&self) -> bool {
-        !matches!(self, Self::Nothing(_))
+        !matches!(self, Self::Nothing(..))
     }
 }
+
+/// The works about arrays over drives, by their indices in the configuration.
+type Works<'a> = Vec<(usize, Work<'a>)>;
 
 impl Create {
     fn run(self) -> Result<(), Failure> {
@@ -122,16 +126,26 @@ impl Create {
         let (loaded, all_drives) = check::load_drives(&self.file, Absence::Allowed)?;
         let config = &loaded.config;
         let selected = select(&self.file, self.array.as_deref(), config, &all_drives)?;
-        let victims = drives::victims(&selected, &self.overwrite)?;
+        let (composed, over_drives): (Vec<_>, Vec<_>) =
+            selected.into_iter().partition(|one| one.array.is_composed());
+        let pairs: Vec<_> = over_drives.iter().map(|one| (one.array, one.drives)).collect();
+        let victims = drives::victims(&pairs, &self.overwrite)?;
         let state = server::state_directory(config).map_err(Failure::refused)?;
-        let works = selected
-            .into_iter()
+        let state = state.as_ref();
+        let works: Works<'_> = over_drives
+            .iter()
             .zip(victims)
-            .map(|((array, drives), victims)| {
-                look(array, drives, victims, state.as_ref(), self.assume_clean)
+            .map(|(one, victims)| {
+                let is_below = config.over(one.index).is_some();
+                let work = look(one, victims, state, self.assume_clean, is_below)?;
+                Ok((one.index, work))
             })
-            .collect::<Result<Vec<_>, _>>()?;
-        if self.assume_clean && works.iter().any(Work::creates) {
+            .collect::<Result<_, Failure>>()?;
+        let composed = composed
+            .into_iter()
+            .map(|one| Ok((one.array, look_at_leaves(one.array, config, &works, state)?)))
+            .collect::<Result<Vec<_>, Failure>>()?;
+        if self.assume_clean && works.iter().any(|(_, work)| work.creates()) {
             print::note(
                 "raidfabric: as you say, what is on the drives is taken as agreeing. If it does not, \
                  blocks that were never written read differently from time to time, and a lost \
@@ -141,16 +155,22 @@ impl Create {
         }
         self.confirm(&works)?;
         let mut created = false;
-        for work in works {
-            created |= perform(work, state.as_ref())?;
+        let mut open = Vec::new();
+        for (index, work) in works {
+            let made = perform(work, state)?;
+            created |= made.is_some();
+            open.extend(made.map(|array| (index, array)).filter(|_| config.over(index).is_some()));
+        }
+        for (array, (fate, anew)) in composed {
+            created |= compose_one(array, config, &all_drives, &mut open, fate, anew, state)?;
         }
         if created { print_next(config, &self.file) } else { Ok(()) }
     }
 
-    fn confirm(&self, works: &[Work<'_>]) -> Result<(), Failure> {
+    fn confirm(&self, works: &Works<'_>) -> Result<(), Failure> {
         let doomed: Vec<_> = works
             .iter()
-            .filter_map(|work| match work {
+            .filter_map(|(_, work)| match work {
                 Work::Overwrite(_, overwrite) => Some(Doom {
                     purpose: format!("To create array {}", overwrite.name()),
                     drives: overwrite.victims(),
@@ -164,17 +184,27 @@ impl Create {
     }
 }
 
-/// The arrays of a file that are meant.
+/// An array of a file that is meant.
+struct Selected<'a> {
+    index: usize,
+    array: &'a Array,
+    drives: &'a Drives,
+}
+
+/// The arrays of a file that are meant: all, or the one of a name with those that it is over.
 fn select<'a>(
     file: &ConfigFile,
     wanted: Option<&str>,
     config: &'a Config,
     drives: &'a [Drives],
-) -> Result<Vec<(&'a Array, &'a Drives)>, Failure> {
-    let all = config.arrays.iter().zip(drives);
-    let Some(wanted) = wanted else { return Ok(all.collect()) };
-    let selected: Vec<_> = all.filter(|(array, _)| array.name == *wanted).collect();
-    if selected.is_empty() {
+) -> Result<Vec<Selected<'a>>, Failure> {
+    let is_meant = |array: &Array| wanted.is_none_or(|wanted| array.name == *wanted);
+    let is_selected =
+        |one: &Selected<'_>| is_meant(one.array) || config.over(one.index).is_some_and(is_meant);
+    let all = config.arrays.iter().zip(drives).enumerate();
+    let all = all.map(|(index, (array, drives))| Selected { index, array, drives });
+    let selected: Vec<_> = all.filter(is_selected).collect();
+    if let (Some(wanted), true) = (wanted, selected.is_empty()) {
         let names: Vec<_> = config.arrays.iter().map(|array| array.name.as_str()).collect();
         return Err(Failure::Refused(format!(
             "{} describes no array {wanted}; it describes {}",
@@ -186,41 +216,140 @@ fn select<'a>(
 }
 
 fn look<'a>(
-    array: &'a Array,
-    drives: &Drives,
+    one: &Selected<'a>,
     victims: Vec<usize>,
     state: Option<&StateDirectory>,
     assume_clean: bool,
+    is_below: bool,
 ) -> Result<Work<'a>, Failure> {
+    let (array, drives) = (one.array, one.drives);
     if let (Drives::Paths(listed), false) = (drives, victims.is_empty()) {
         return Overwrite::look(array, listed, victims, homehost(), state)
-            .map(|overwrite| Work::Overwrite(array, overwrite.assume_clean(assume_clean)))
+            .map(|overwrite| overwrite.assume_clean(assume_clean).below(is_below))
+            .map(|overwrite| Work::Overwrite(array, overwrite))
             .map_err(Failure::refused);
     }
-    match Outlook::look(array, drives, state).map_err(Failure::refused)? {
-        Outlook::Memory => Ok(Work::Nothing(format!(
+    let outlook = Outlook::look(array, drives, state).map_err(Failure::refused)?;
+    let text = match &outlook {
+        Outlook::Memory => format!(
             "array {}: its members are memory, so that there is nothing to create",
             array.name
-        ))),
-        Outlook::Exists(info) => Ok(Work::Nothing(exists(array, &info))),
-        Outlook::Blank => Prospect::look(array, drives, homehost(), state, &Accepted::default())
-            .map(|prospect| Work::Create(array, prospect.assume_clean(assume_clean)))
-            .map_err(Failure::refused),
-    }
+        ),
+        Outlook::Exists(info, _) => exists(array, info),
+        Outlook::Blank => {
+            let accepted = Accepted::default();
+            let prospect = Prospect::look(array, drives, homehost(), state, &accepted);
+            let prospect = prospect.map_err(Failure::refused)?.assume_clean(assume_clean);
+            return Ok(Work::Create(array, if is_below { prospect.below() } else { prospect }));
+        }
+    };
+    Ok(Work::Nothing(text, Leaf::by(outlook)))
 }
 
-/// Does it, and says what was done; whether an array was created.
-fn perform(work: Work<'_>, state: Option<&StateDirectory>) -> Result<bool, Failure> {
+/// What becomes of an array over arrays, and whether all of it is made anew. Nothing is written.
+fn look_at_leaves(
+    array: &Array,
+    config: &Config,
+    works: &Works<'_>,
+    state: Option<&StateDirectory>,
+) -> Result<(Fate, bool), Failure> {
+    let of = |leaf: &usize| works.iter().find(|(index, _)| index == leaf).map(|(_, work)| work);
+    let below: Vec<_> = array.leaves.iter().filter_map(of).collect();
+    let names = array.leaves.iter().filter_map(|leaf| config.arrays.get(*leaf));
+    let names: Vec<_> = names.map(|leaf| leaf.name.as_str()).collect();
+    let held: Vec<_> = below
+        .iter()
+        .map(|work| match work {
+            Work::Nothing(_, leaf) => leaf,
+            Work::Create(..) | Work::Overwrite(..) => &Leaf::New,
+        })
+        .collect();
+    let anew = below
+        .iter()
+        .all(|work| matches!(work, Work::Overwrite(_, overwrite) if overwrite.is_of_all_drives()));
+    let fate = compose::check(array, &names, &held, state, anew).map_err(Failure::refused)?;
+    Ok((fate, anew))
+}
+
+/// Does it, and says what was done; the array, if one was created.
+fn perform(work: Work<'_>, state: Option<&StateDirectory>) -> Result<Option<OpenArray>, Failure> {
     let (array, open) = match work {
-        Work::Nothing(text) => {
+        Work::Nothing(text, _) => {
             print::line(text)?;
-            return Ok(false);
+            return Ok(None);
         }
         Work::Create(array, prospect) => (array, prospect.take(state)),
         Work::Overwrite(array, overwrite) => (array, overwrite.create(state)),
     };
     let open = open.map_err(Failure::failed)?;
     print::text(created(array, &open))?;
+    Ok(Some(open))
+}
+
+/// Creates an array over arrays, if it does not exist, and says what was done; whether it was
+/// created. `open`: the arrays that have just been created, by index.
+fn compose_one(
+    array: &Array,
+    config: &Config,
+    drives: &[Drives],
+    open: &mut Vec<(usize, OpenArray)>,
+    fate: Fate,
+    anew: bool,
+    state: Option<&StateDirectory>,
+) -> Result<bool, Failure> {
+    match fate {
+        Fate::Memory => {
+            print::line(format_args!(
+                "array {}: it is in memory, so that there is nothing to create",
+                array.name
+            ))?;
+            return Ok(false);
+        }
+        Fate::Exists(plan) => {
+            print::line(exists(array, &plan.info))?;
+            return Ok(false);
+        }
+        Fate::Create | Fate::Unknown => {}
+    }
+    for &leaf in &array.leaves {
+        let missing = open.iter().all(|(index, _)| *index != leaf);
+        if let (true, Some(below), Some(drives)) =
+            (missing, config.arrays.get(leaf), drives.get(leaf))
+        {
+            let accepted = Accepted::default();
+            let prospect = Prospect::look(below, drives, homehost(), state, &accepted);
+            let array = prospect.map_err(Failure::failed)?.take(state).map_err(Failure::failed)?;
+            open.push((leaf, array));
+        }
+    }
+    let place = |index: usize| array.leaves.iter().position(|leaf| *leaf == index);
+    let mut leaves: Vec<_> = open
+        .iter_mut()
+        .filter_map(|(index, open)| place(*index).map(|place| (place, open)))
+        .collect();
+    leaves.sort_by_key(|(place, _)| *place);
+    let mut leaves: Vec<_> = leaves.into_iter().map(|(_, open)| open).collect();
+    let made = compose::open(config, array, &mut leaves, homehost(), state, anew);
+    let made = made.map_err(Failure::failed)?;
+    let size = format_bytes(made.geometry.capacity_bytes());
+    if !made.created {
+        let (name, uuid) = (&made.name, made.uuid);
+        print::line(format_args!("array {name}: exists (UUID {uuid}, {size}), left alone"))?;
+        return Ok(false);
+    }
+    let mut text = format!(
+        "array {}: created\n  UUID         {}\n  level        {}, chunk {}, {} arrays\n  size         \
+         {size}\n",
+        made.name,
+        made.uuid,
+        made.level,
+        format_bytes(array.chunk_bytes),
+        made.leaves.len(),
+    );
+    for (slot, leaf) in made.leaves.iter().enumerate() {
+        text.push_str(&format!("  slot {slot:<7} array {}\n", leaf.name));
+    }
+    print::text(text)?;
     Ok(true)
 }
 

@@ -1,11 +1,11 @@
-//! `arrays:`: names, levels, chunks, members.
+//! `arrays:`: names, levels, chunks, members. Arrays over arrays: `composed`.
 
 use std::collections::HashMap;
 use std::path::{Component, Path, PathBuf};
 
 use uuid::Uuid;
 
-use super::{Findings, Grain, KIB, MIB, SizeRule, conduct};
+use super::{Findings, Grain, KIB, MIB, SizeRule, composed, conduct};
 use crate::config::raw;
 use crate::config::source::At;
 use crate::config::types::{Array, Level, Member};
@@ -21,7 +21,7 @@ const CHUNK: SizeRule = SizeRule {
 /// The longest name that the md superblock's `set_name` can hold.
 const MAX_NAME_BYTES: usize = 32;
 /// The most members of an array.
-const MAX_MEMBERS: usize = 64;
+pub(super) const MAX_MEMBERS: usize = 64;
 /// The largest memory member, far more than a test needs.
 const MAX_MEMORY_BYTES: u64 = 1 << 40;
 
@@ -38,7 +38,6 @@ pub(super) fn check(arrays: &[raw::Array], findings: &mut Findings<'_>) -> Vec<A
         let at = at.index(i);
         name(&at.key("name"), &array.name, &arrays[..i], findings);
         let level = level(array);
-        let members = members(&at.key("members"), array, level, &mut drives, findings);
         let uuid = array.uuid.as_deref().and_then(|text| uuid(&at.key("uuid"), text, findings));
         if let Some(other) = uuid.and_then(|uuid| uuids.insert(uuid, &array.name)) {
             findings.error(
@@ -47,6 +46,21 @@ pub(super) fn check(arrays: &[raw::Array], findings: &mut Findings<'_>) -> Vec<A
                 "an array can be listed once; `mdadm --examine DRIVE` shows which one a drive belongs to",
             );
         }
+        if composed::is_composed(array) {
+            checked.push(composed::check(&at, i, arrays, uuid, findings));
+            continue;
+        }
+        if let Some(leaf) = level.leaf() {
+            findings.error(
+                &at.key("members"),
+                format!("{level} is over arrays, and here are drives"),
+                format!(
+                    "describe arrays of level {leaf} over the drives, and name them here: \
+                     `array:NAME`"
+                ),
+            );
+        }
+        let members = members(&at.key("members"), array, level, &mut drives, findings);
         let is_memory = members.iter().any(|member| matches!(member, Member::Memory { .. }));
         let checked_array = Array {
             name: array.name.clone(),
@@ -62,6 +76,7 @@ pub(super) fn check(arrays: &[raw::Array], findings: &mut Findings<'_>) -> Vec<A
             safe_mode_delay: conduct::safe_mode_delay(&at, array, findings),
             read_error_limit: conduct::read_error_limit(&at, array, findings),
             resync: conduct::resync(&at, array, findings),
+            leaves: Vec::new(),
             members,
         };
         if checked_array.is_memory() && uuid.is_some() {
@@ -73,6 +88,7 @@ pub(super) fn check(arrays: &[raw::Array], findings: &mut Findings<'_>) -> Vec<A
         }
         checked.push(checked_array);
     }
+    composed::check_all(&mut checked, findings);
     checked
 }
 
@@ -97,13 +113,16 @@ fn name(at: &At, name: &str, earlier: &[raw::Array], findings: &mut Findings<'_>
     }
 }
 
-fn level(array: &raw::Array) -> Level {
+pub(super) fn level(array: &raw::Array) -> Level {
     match array.level {
         raw::Level::Raid0 => Level::Raid0,
         raw::Level::Raid1 => Level::Raid1,
         raw::Level::Raid5 => Level::Raid5,
         raw::Level::Raid6 => Level::Raid6,
         raw::Level::Raid10 => Level::Raid10,
+        raw::Level::Raid50 => Level::Raid50,
+        raw::Level::Raid60 => Level::Raid60,
+        raw::Level::Raid100 => Level::Raid100,
     }
 }
 
@@ -220,6 +239,10 @@ fn spares(
 }
 
 fn member(at: &At, text: &str, findings: &mut Findings<'_>) -> Option<Member> {
+    if text.starts_with(composed::PREFIX) {
+        findings.error(at, "an array cannot be a spare", "name a drive, or a pattern");
+        return None;
+    }
     if let Some(size) = text.strip_prefix("memory:") {
         return memory_member(at, size, findings);
     }

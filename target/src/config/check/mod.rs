@@ -10,6 +10,7 @@
 
 mod addresses;
 mod arrays;
+mod composed;
 mod conduct;
 mod subsystems;
 

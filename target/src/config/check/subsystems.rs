@@ -49,7 +49,8 @@ pub(super) fn check(
         });
     }
     for (i, array) in arrays.iter().enumerate() {
-        if !ranges.0.iter().any(|range| range.array == i) {
+        let is_leaf = arrays.iter().any(|other| other.leaves.contains(&i));
+        if !is_leaf && !ranges.0.iter().any(|range| range.array == i) {
             findings.warn(
                 &At::root().key("arrays").index(i).key("name"),
                 format!("array `{}` is assembled, but no namespace exports it", array.name),
@@ -201,6 +202,14 @@ fn array_index(
             None => format!("arrays here: {}", names.join(", ")),
         };
         findings.error(at, format!("there is no array `{name}`"), help);
+    }
+    let over = |index: &usize| arrays.iter().find(|array| array.leaves.contains(index));
+    if let Some(outer) = found.as_ref().and_then(over) {
+        findings.error(
+            at,
+            format!("array `{name}` is a part of array `{}`, whose data it holds", outer.name),
+            format!("export `{}`, or remove `array:{name}` from its members", outer.name),
+        );
     }
     found
 }

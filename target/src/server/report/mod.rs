@@ -119,7 +119,7 @@ pub struct ArrayStatus {
     pub name: String,
     /// Its UUID.
     pub uuid: Uuid,
-    /// `raid0`, `raid1`, `raid5`, `raid6`, `raid10`.
+    /// `raid0`, `raid1`, `raid5`, `raid6`, `raid10`; over arrays `raid50`, `raid60`, `raid100` or `raid0`.
     pub level: String,
     /// Its chunk; 0 for RAID 1.
     pub chunk_bytes: u64,
@@ -278,8 +278,8 @@ impl MemberCondition {
 pub struct MemberStatus {
     /// Its place.
     pub slot: usize,
-    /// Its drive, by a name that does not move if there is one; null if none is there and none is
-    /// remembered.
+    /// Its drive, by a name that does not move if there is one, or `array:NAME`; null if none is there
+    /// and none is remembered.
     pub drive: Option<String>,
     /// The drive's serial number.
     pub serial: Option<String>,

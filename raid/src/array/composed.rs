@@ -209,15 +209,17 @@ impl<D: Drive> Composed<D> {
         }
         let mut buffer = buffer;
         loop {
+            let mends = self.mends();
             let (leaf, unread) = match self.read_pieces(offset_bytes, buffer).await {
                 Ok(buffer) => return Ok(buffer),
                 Err(failed) => failed,
             };
             let leaf = &self.leaves[leaf].array;
-            if leaf.shared().write_state() != WriteState::Failed {
+            let has_failed = leaf.shared().write_state() == WriteState::Failed;
+            if !has_failed && self.mends() == mends {
                 return Err(unread);
             }
-            if let Err(error) = Box::pin(leaf.shared().held(unread.error)).await {
+            if has_failed && let Err(error) = Box::pin(leaf.shared().held(unread.error)).await {
                 return Err(Unread { error, ..unread });
             }
             // The leaf was mended.
@@ -226,6 +228,11 @@ impl<D: Drive> Composed<D> {
                 None => leaf.replacement(len_bytes)?,
             };
         }
+    }
+
+    /// How often its leaves have worked again after they had failed.
+    fn mends(&self) -> u64 {
+        self.leaves.iter().map(|leaf| leaf.array.shared().mends()).sum()
     }
 
     /// Reads what is in several pieces, once. A failure names the leaf.
@@ -286,7 +293,7 @@ impl<D: Drive> Composed<D> {
                 let piece = data.slice(from..from + part.len_bytes as usize);
                 async move {
                     let leaf = self.leaf(part);
-                    let mends = leaf.shared.mends();
+                    let mends = leaf.shared().mends();
                     let written = leaf.write_once(part.offset_bytes, piece, fua).await;
                     written.map_err(|error| (leaf, error, mends))
                 }

@@ -17,22 +17,21 @@
 //! is durable. One that the level cannot lose is not recorded as failed, since nothing is won by
 //! it: the array *fails* instead. It takes no more writes then, and reads go on where they can.
 
+mod blocks;
+mod recording;
+
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use super::bad_blocks::{BadBlocks, BadRange};
-use super::error::{ArrayError, WriteFailure};
+use super::error::ArrayError;
 use super::shared::{Rare, Settings, Shared, WriteState};
 use super::slots::SlotSet;
 use crate::drive::DriveError;
 use crate::geometry::Geometry;
 use crate::mutation::mutation;
-
-/// Read errors count against a member for this long.
-const READ_ERROR_WINDOW: Duration = Duration::from_secs(3600);
 
 /// Makes an array's state durable; implemented by the control plane.
 pub trait Keeper: Send + Sync {
@@ -183,7 +182,7 @@ pub(super) enum Parking {
     NotNeeded,
     /// Yes, and it is counted: the array does not work again before that.
     Parked,
-    /// The drives are there and do not do it, or the array has failed for good.
+    /// The array has failed for good.
     InVain,
 }
 
@@ -529,19 +528,15 @@ impl Shared {
         self.hot.mends.load(Ordering::SeqCst)
     }
 
-    /// Something did not reach these members, which are in use. Says whether it has to be kept and
-    /// done again when they are back; it is counted then, until [`Self::unpark`].
-    pub(super) fn park(&self, behind: SlotSet) -> Parking {
+    /// Something did not reach all members in use. Says whether it has to be kept and done again when
+    /// their drives are back; it is counted then, until [`Self::unpark`]. Whatever a drive says that
+    /// is being pulled: so it does not matter what this one said.
+    pub(super) fn park(&self) -> Parking {
         let mut rare = self.rare();
         let membership = &mut rare.membership;
-        let mut faults = behind.iter().map(|slot| membership.faults.get(slot).copied().flatten());
         if membership.failure.is_none() {
             Parking::NotNeeded
-        } else if membership.is_final
-            || membership.is_stopped
-            // Some of them may be back, while others are not.
-            || !faults.all(|fault| fault.is_none_or(MemberFault::is_gone))
-        {
+        } else if membership.is_final || membership.is_stopped {
             Parking::InVain
         } else {
             membership.parked += 1;
@@ -703,201 +698,5 @@ impl Shared {
             (Some(_), Hold::Over) => Some(Err(ArrayError::NotReady)),
         })
         .await
-    }
-}
-
-/// What the superblocks shall say.
-impl Shared {
-    /// What the superblocks shall say now.
-    pub fn wanted(&self) -> Wanted {
-        self.rare().membership.wanted()
-    }
-
-    /// A version has been made durable on all members that are in sync or being rebuilt in it.
-    pub fn recorded(&self, version: u64) {
-        let rare = self.rare();
-        self.hot.recorded.fetch_max(version, Ordering::AcqRel);
-        let membership = &rare.membership;
-        if membership.active && version >= membership.active_since {
-            self.change_state(WriteState::Requested, WriteState::Active);
-        }
-        Self::wake_all(rare);
-    }
-
-    /// A member could not take what was wanted. It fails; if only space was lacking below it, then
-    /// those fail who wait for the record, and who comes later has it tried again.
-    pub fn record_failed(&self, slot: usize, error: DriveError) {
-        if error != DriveError::NoSpace {
-            self.member_flush(slot).fail(error);
-            self.fail_member(slot, MemberFault::Superblock(error));
-            return;
-        }
-        let mut rare = self.rare();
-        rare.membership.failed_records += 1;
-        rare.membership.without_space = slot;
-        self.change_state(WriteState::Requested, WriteState::Clean);
-        Self::wake_all(rare);
-    }
-
-    /// The newest version that is recorded.
-    pub fn recorded_version(&self) -> u64 {
-        self.hot.recorded.load(Ordering::Acquire)
-    }
-
-    /// Waits until `version` is recorded.
-    ///
-    /// # Errors
-    /// If the array has failed, or a superblock finds no space.
-    pub async fn wait_recorded(&self, version: u64) -> Result<(), ArrayError> {
-        let failures = self.rare().membership.failed_records;
-        self.keeper.wake();
-        self.wait_for(|rare| match () {
-            () if rare.membership.has_failed() => {
-                Some(Err(ArrayError::WriteFailed(WriteFailure::ArrayFailed)))
-            }
-            () if self.recorded_version() >= version => Some(Ok(())),
-            () if rare.membership.failed_records > failures => {
-                Some(Err(rare.membership.unrecorded()))
-            }
-            () => None,
-        })
-        .await
-    }
-
-    /// Waits until every change of the map made so far is durable. Every redundant write calls this
-    /// after its members' completions and before it is acknowledged.
-    ///
-    /// # Errors
-    /// If the array has failed, or a superblock finds no space.
-    pub(super) async fn settled(&self) -> Result<(), ArrayError> {
-        if mutation!("acknowledge-before-settled") {
-            return Ok(());
-        }
-        let needed = self.hot.map_version.load(Ordering::Acquire);
-        if self.recorded_version() >= needed && self.write_state() != WriteState::Failed {
-            return Ok(());
-        }
-        self.wait_recorded(needed).await
-    }
-
-    /// Has it recorded that copies agree below `position_bytes` ([`IN_SYNC`](super::IN_SYNC): everywhere). All
-    /// members have been flushed since that was so.
-    pub(super) fn checkpoint_resync(&self, position_bytes: u64) {
-        let mut rare = self.rare();
-        rare.membership.resync_from = position_bytes;
-        self.want(rare);
-    }
-
-    /// To be called by whoever else flushes a member (the writer of its superblock) and is told
-    /// that the flush failed: what was written before may be lost, and the kernel says so once
-    /// only. No later flush of this member is believed; it has failed.
-    pub fn fail_flush(&self, slot: usize, error: DriveError) {
-        if slot >= self.geometry.members() {
-            return;
-        }
-        self.member_counters(slot).flushes.fetch_add(1, Ordering::Relaxed);
-        self.member_flush(slot).fail(error);
-        self.fail_member(slot, MemberFault::Flush(error));
-    }
-}
-
-/// Bad blocks and read errors.
-impl Shared {
-    /// A member's bad blocks.
-    pub fn bad_blocks(&self, slot: usize) -> Vec<BadRange> {
-        let rare = self.rare();
-        rare.membership.bad_blocks.get(slot).map_or_else(Vec::new, |list| list.ranges().to_vec())
-    }
-
-    /// Ranges of members' data areas hold nothing to be believed from now on: all of them, in one
-    /// version.
-    ///
-    /// # Errors
-    /// [`ArrayError::BadBlocksFull`] if one of the lists has no room for its part; then nothing has
-    /// changed.
-    pub(super) fn add_bad_blocks(
-        &self,
-        ranges: impl IntoIterator<Item = (usize, Range<u64>)>,
-    ) -> Result<(), ArrayError> {
-        if mutation!("forget-bad-block") {
-            return Ok(());
-        }
-        let mut rare = self.rare();
-        let mut lists = rare.membership.bad_blocks.clone();
-        let mut grown = SlotSet::EMPTY;
-        for (slot, range) in ranges {
-            if lists.get_mut(slot).is_some_and(|list| list.add(range)) {
-                grown.insert(slot);
-            }
-        }
-        if let Some(slot) = grown.iter().find(|&slot| self.has_too_many(&lists[slot])) {
-            return Err(ArrayError::BadBlocksFull { slot });
-        }
-        if !grown.is_empty() {
-            rare.membership.bad_blocks = lists;
-            self.map_changed(rare);
-        }
-        Ok(())
-    }
-
-    /// The same of one that has been written wrong already, as a part of the array that begins at
-    /// `offset_bytes`. A member whose list has no room for it is out; if it is being rebuilt, its
-    /// rebuild goes back to there instead.
-    pub(super) fn must_add_bad_blocks(&self, slot: usize, range: Range<u64>, offset_bytes: u64) {
-        if self.add_bad_blocks([(slot, range.clone())]).is_ok() {
-            return;
-        }
-        let mut rare = self.rare();
-        let membership = &mut rare.membership;
-        if membership.members.get(slot) == Some(&MemberState::Rebuilding) {
-            membership.rebuild_from = membership.rebuild_from.min(offset_bytes);
-            self.hot.rebuild_position.fetch_min(offset_bytes, Ordering::AcqRel);
-            rare.recovery.rebuild_anew();
-            self.map_changed(rare);
-            return;
-        }
-        // Should the array fail with it, it is not computed from all the same.
-        if let Some(list) = membership.bad_blocks.get_mut(slot) {
-            list.add(range);
-        }
-        drop(rare);
-        self.fail_member(slot, MemberFault::BadBlocksFull);
-    }
-
-    fn has_too_many(&self, list: &BadBlocks) -> bool {
-        list.entries() > u64::from(self.bad_block_limit)
-    }
-
-    /// A range of a member's data area was written, durably, and holds what it should. False if that
-    /// cannot be noted, because what is left of an entry would be two, for which there is no room.
-    pub(super) fn clear_bad_blocks(&self, slot: usize, range: Range<u64>) -> bool {
-        let mut rare = self.rare();
-        let Some(list) = rare.membership.bad_blocks.get_mut(slot) else { return true };
-        let mut cleared = list.clone();
-        if !cleared.remove(range) {
-            return true;
-        }
-        if cleared.entries() > list.entries() && self.has_too_many(&cleared) {
-            return false;
-        }
-        *list = cleared;
-        self.map_changed(rare);
-        true
-    }
-
-    /// Counts a read error of a member that is otherwise good; at the limit it is failed.
-    pub(super) fn count_read_error(&self, slot: usize, now: Duration) {
-        let mut rare = self.rare();
-        let Some(errors) = rare.membership.read_errors.get_mut(slot) else { return };
-        while errors.front().is_some_and(|&at| at + READ_ERROR_WINDOW < now) {
-            errors.pop_front();
-        }
-        errors.push_back(now);
-        let count = errors.len() as u32;
-        if count >= self.read_error_limit {
-            errors.clear();
-            drop(rare);
-            self.fail_member(slot, MemberFault::ReadErrors(count));
-        }
     }
 }

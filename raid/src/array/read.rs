@@ -14,7 +14,7 @@ use super::fan::fan_out;
 use super::slots::SlotSet;
 use super::write::{Armed, Outcome, Work};
 use super::{Answer, Array};
-use crate::buffer::{Buffer, Pool};
+use crate::buffer::{Buffer, Pool, SharedBuffer};
 use crate::drive::{Drive, DriveError, ReadFailure};
 use crate::geometry::{Extent, Place};
 use crate::mutation::mutation;
@@ -372,15 +372,9 @@ impl<D: Drive> Array<D> {
         agrees: bool,
     ) -> Result<Buffer, Unread> {
         let end_bytes = offset_bytes + extent.len_bytes;
-        let writable = self.writable();
-        for slot in wrong.iter().filter(|&slot| writable.contains(slot)) {
-            self.shared.count_read_error(slot, self.timer.now());
-        }
+        self.count_wrong(wrong);
         if agrees && wrong.is_empty() {
             return Ok(buffer);
-        }
-        if !wrong.is_empty() {
-            self.shared.count_read_from_other_copy();
         }
         let core = self.endpoint.core();
         let permit = if agrees {
@@ -432,18 +426,33 @@ impl<D: Drive> Array<D> {
             // One of the copies says something else still.
             settled = settled.and(Err(ArrayError::NoSpace { slot }));
         }
-        let buffer = match data.try_into_mut() {
-            Ok(buffer) => buffer,
-            // A drive that has not answered in time still has it.
-            Err(data) => {
-                let mut copy = self.replacement(data.len())?;
-                copy.copy_from_slice(&data);
-                copy
-            }
-        };
+        let buffer = self.taken_back(data)?;
         match settled {
             Err(error) => Err(Unread::new(error, buffer)),
             Ok(()) => Ok(buffer),
+        }
+    }
+
+    /// Counts copies that could not be read, while another one could.
+    fn count_wrong(&self, wrong: SlotSet) {
+        let writable = self.writable();
+        for slot in wrong.iter().filter(|&slot| writable.contains(slot)) {
+            self.shared.count_read_error(slot, self.timer.now());
+        }
+        if !wrong.is_empty() {
+            self.shared.count_read_from_other_copy();
+        }
+    }
+
+    /// A buffer again, of what was written. A drive that has not answered in time still has it.
+    fn taken_back(&self, data: SharedBuffer) -> Result<Buffer, Unread> {
+        match data.try_into_mut() {
+            Ok(buffer) => Ok(buffer),
+            Err(data) => {
+                let mut copy = self.replacement(data.len())?;
+                copy.copy_from_slice(&data);
+                Ok(copy)
+            }
         }
     }
 }

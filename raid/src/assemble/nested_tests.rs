@@ -75,6 +75,11 @@ fn nest(leaf: &Leaf) -> Nested<TestMedium> {
     Nested::open(Arc::clone(leaf), intent).unwrap()
 }
 
+/// As has to be done after a nested array was written to.
+fn empty_logs(leaf: &Leaf) {
+    leaf.lock().unwrap().replay(512, false).unwrap();
+}
+
 fn shapes() -> Vec<(Level, Option<Consistency>, usize)> {
     use Consistency::{Bitmap, Ppl, Resync};
     vec![
@@ -109,6 +114,7 @@ fn an_array_is_created_on_arrays_and_found_again_in_any_order() {
             nested.close().unwrap();
         }
         for leaf in &leaves {
+            empty_logs(leaf);
             assert!(!leaf.lock().unwrap().is_active(), "{what}: not marked clean");
         }
         drop(leaves);
@@ -124,7 +130,11 @@ fn an_array_is_created_on_arrays_and_found_again_in_any_order() {
                     assert!(missing < members, "{what}");
                     continue;
                 };
-                let found = peek(&plan, &examined, &there).unwrap();
+                let found = match peek(&plan, &examined, &there) {
+                    // It was never synced, which md tells as it tells a crash.
+                    Err(NestedError::AwaitsReplay) if plan.replay && missing < members => continue,
+                    found => found.unwrap(),
+                };
                 let superblock = found.superblock().unwrap();
                 assert_eq!(superblock.array_uuid(), info.uuid, "{what} without {missing}");
                 assert_eq!(superblock.own_role(), Role::Active(number as u16), "{what}");
@@ -162,7 +172,8 @@ fn what_is_written_is_there_whoever_is_missing() {
         let data: Vec<u8> = (0..700_u32 << 10).map(|at| (at / 7 + at / 4096) as u8).collect();
         nested.write_durable(3 * MIB - 8192, &data).unwrap();
         nested.write_durable(3 * MIB, &data[..4096]).unwrap();
-        nested.close().unwrap();
+        assert!(nested.close().unwrap(), "{what}");
+        empty_logs(&leaf);
         let mut expected = data;
         expected.copy_within(..4096, 8192);
         let size_bytes = leaf.lock().unwrap().info().size_bytes();

@@ -60,7 +60,8 @@ const RESERVED_BYTES: usize = 512;
 const MAGIC: [u8; 8] = *b"raidfppl";
 const VERSION: u16 = 1;
 
-/// What is in the reserved bytes of headers of ours.
+/// What is in the reserved bytes of headers of ours (`reserved` of `struct ppl_header` in Linux's
+/// md_p.h, which md does not look at; docs/on-disk-format.md).
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct RawChecks {

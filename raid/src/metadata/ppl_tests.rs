@@ -73,14 +73,14 @@ fn an_entrys_fields_lie_where_md_has_them() {
 /// md or of other programs, is no check.
 #[test]
 fn checks_come_back_and_nothing_else_is_taken_for_them() {
-    let checks = |n: u32| Checks { new: Some(n), old: (n % 3 == 0).then_some(!n - 1) };
+    let checks = |n: u32| Checks { new: Some(n), old: n.is_multiple_of(3).then_some(!n - 1) };
     let entry = |n: u32| Entry {
         data_sector: u64::from(n),
         parity_bytes: 0,
         data_bytes: 512,
         parity_slot: 0,
         checksum: 0,
-        checks: if n % 2 == 0 { checks(n) } else { Checks::NONE },
+        checks: if n.is_multiple_of(2) { checks(n) } else { Checks::NONE },
     };
     let header = |count: usize| Header {
         signature: 7,

@@ -9,10 +9,10 @@
 //! more of it is needed the next time; one that was worth it makes that good again.
 //!
 //! How long a hold is worth is a matter of how fast the stream is: its next writes come when
-//! earlier ones have been answered, which takes as long as the members take for a row. So a stream's
-//! pace is measured, the mean time between its writes, and a hold lasts for the time of a few rows,
-//! within bounds: the lower one for a stream that has just begun, the upper one since the last write
-//! of a stream waits for nothing.
+//! earlier ones have been answered. So a stream's pace is measured, the mean time between its writes;
+//! as many times as it has writes under way, that is the time in which it is answered one. A hold
+//! lasts twice as long, within bounds: the lower one for a stream that has just begun, the upper one
+//! since the last write of a stream waits for nothing.
 //!
 //! Writes that come by other cores may come out of order. So one that begins near to where a stream's
 //! next write should belongs to it as well, and of a stream that has its credit, one not so near.
@@ -50,11 +50,12 @@ const MIN_HOLD: Duration = Duration::from_micros(500);
 /// How long it lasts at most.
 const MAX_HOLD: Duration = Duration::from_millis(20);
 
-/// A hold lasts for the time in which the stream brings so many rows.
-const ROWS_HELD: f64 = 4.0;
+/// A hold lasts so many times as long as the stream is answered a write in.
+const ANSWERS_HELD: f64 = 2.0;
 
-/// How much the newest time between two writes counts in the mean.
-const NEWEST: f64 = 1.0 / 8.0;
+/// The mean time between two writes is one over so many of the newest, about: more than come in one
+/// burst.
+const MEAN_OVER: u32 = 64;
 
 /// Names a stream; it may have been forgotten meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +77,8 @@ struct Stream {
     came: Option<Duration>,
     /// Mean time between two of its writes, in seconds.
     pace_seconds: f64,
+    /// What the mean is of, at most [`MEAN_OVER`].
+    measured: u32,
 }
 
 impl Stream {
@@ -83,13 +86,14 @@ impl Stream {
     fn measure(&mut self, now: Duration) {
         if let Some(came) = self.came.replace(now) {
             let gap = now.saturating_sub(came).min(MAX_HOLD).as_secs_f64();
-            self.pace_seconds += (gap - self.pace_seconds) * NEWEST;
+            self.measured = (self.measured + 1).min(MEAN_OVER);
+            self.pace_seconds += (gap - self.pace_seconds) / f64::from(self.measured);
         }
     }
 
-    /// How long a hold lasts, given how many writes make a row.
-    fn hold(&self, writes: f64) -> Duration {
-        let seconds = self.pace_seconds * writes * ROWS_HELD;
+    /// How long a hold lasts.
+    fn hold(&self) -> Duration {
+        let seconds = self.pace_seconds * f64::from(self.under_way) * ANSWERS_HELD;
         Duration::from_secs_f64(seconds.min(MAX_HOLD.as_secs_f64())).max(MIN_HOLD)
     }
 }
@@ -98,14 +102,12 @@ impl Stream {
 pub(super) struct Streams {
     streams: [Stream; STREAMS],
     clock: u32,
-    row_bytes: u64,
 }
 
 impl Streams {
-    /// No streams, of writes to rows of that many bytes.
-    pub(super) fn new(row_bytes: u64) -> Self {
+    pub(super) fn new() -> Self {
         let free = Stream { next_bytes: u64::MAX / 2, enough: ENOUGH, ..Stream::default() };
-        Self { streams: [free; STREAMS], clock: 0, row_bytes }
+        Self { streams: [free; STREAMS], clock: 0 }
     }
 
     /// A write has come, of `len_bytes`. Says until when it may be held, if it may.
@@ -150,10 +152,8 @@ impl Streams {
             stream.measure(now);
         }
         let may_hold = stream.credit >= stream.enough;
-        let until = now
-            .filter(|_| may_hold)
-            .map(|now| now + self.streams[index].hold(self.row_bytes as f64 / len_bytes as f64));
-        (StreamId { index: index as u8, number: self.streams[index].number }, until)
+        let until = now.filter(|_| may_hold).map(|now| now + stream.hold());
+        (StreamId { index: index as u8, number: stream.number }, until)
     }
 
     /// The one that has been quiet for longest.
@@ -196,7 +196,7 @@ mod tests {
     const WRITE: u64 = 128 << 10;
 
     fn no_streams() -> Streams {
-        Streams::new(2 * WRITE)
+        Streams::new()
     }
 
     /// A write comes; the answers are its stream and whether it may be held.
@@ -343,31 +343,63 @@ mod tests {
         assert!(streams.streams.iter().all(|stream| stream.under_way == 1));
     }
 
-    #[test]
-    fn holds_last_for_a_few_rows_of_the_stream() {
-        let hold = |gap_us: u64, row_bytes| {
-            let (mut streams, mut now) = (Streams::new(row_bytes), Duration::from_secs(1));
-            let mut held = None;
-            for number in 0..100 {
-                now += Duration::from_micros(gap_us);
-                let (_, until) = streams.handle_write(number * WRITE, WRITE, || now);
-                held = until.map(|until| until - now);
+    /// How long the last of many writes is held, in µs: of a host with `depth` under way that is
+    /// answered `burst` at once, and then sends as many.
+    fn last_hold_us(depth: usize, burst: usize, answered_us: u64) -> u128 {
+        let (mut streams, mut now) = (Streams::new(), Duration::from_secs(1));
+        let (mut under_way, mut hold) = (Vec::new(), None);
+        for number in 0..960 {
+            if under_way.len() == depth {
+                now += Duration::from_micros(answered_us);
+                under_way.drain(..burst).for_each(|id| streams.handle_end(id));
             }
-            held.unwrap().as_micros()
-        };
-        // Two writes make a row, and four rows take eight times as long as a write.
-        assert!((7900..=8000).contains(&hold(1000, 2 * WRITE)), "{}", hold(1000, 2 * WRITE));
-        assert!((3900..=4000).contains(&hold(1000, WRITE)), "{}", hold(1000, WRITE));
+            let (id, until) = streams.handle_write(number * WRITE, WRITE, || now);
+            under_way.push(id);
+            hold = until.map(|until| until - now);
+        }
+        hold.unwrap().as_micros()
+    }
+
+    #[test]
+    fn holds_last_for_twice_the_time_of_an_answer() {
+        // Each of four is answered in 4 ms; with more at once it takes as long.
+        for (burst, answered_us) in [(1, 1000), (2, 2000), (4, 4000)] {
+            let hold = last_hold_us(4, burst, answered_us);
+            assert!((7500..8500).contains(&hold), "{burst} at once: {hold} µs");
+        }
+        let hold = last_hold_us(32, 32, 3000);
+        assert!((4500..7500).contains(&hold), "{hold} µs");
         // A fast stream, and a slow one.
-        assert_eq!(hold(10, 2 * WRITE), MIN_HOLD.as_micros());
-        assert_eq!(hold(100_000, 2 * WRITE), MAX_HOLD.as_micros());
+        assert_eq!(last_hold_us(4, 1, 10), MIN_HOLD.as_micros());
+        assert_eq!(last_hold_us(4, 1, 10_000), MAX_HOLD.as_micros());
+    }
+
+    #[test]
+    fn holding_in_vain_says_nothing_of_the_pace() {
+        let (mut streams, mut now) = (Streams::new(), Duration::from_secs(1));
+        let mut at = 0;
+        let mut write = |streams: &mut Streams, now| {
+            at += WRITE;
+            streams.handle_write(at, WRITE, || now).0
+        };
+        for _ in 0..100 {
+            now += Duration::from_micros(100);
+            let id = write(&mut streams, now);
+            streams.handle_hold(id, false);
+            streams.handle_end(id);
+            now += Duration::from_millis(10);
+            let id = write(&mut streams, now);
+            streams.handle_end(id);
+        }
+        let pace = streams.streams.iter().map(|stream| stream.pace_seconds).fold(0.0, f64::max);
+        assert!((90e-6..110e-6).contains(&pace), "{pace} s");
     }
 
     #[test]
     fn random_writes_do_not_ask_for_the_time() {
         let mut streams = no_streams();
         for number in 0..100u64 {
-            let at = number * 7919 % 100 << 30;
+            let at = (number * 7919 % 100) << 30;
             streams.handle_write(at, 4096, || unreachable!("it is of no stream"));
         }
     }

@@ -120,7 +120,7 @@ impl Stripe {
                 row_bytes,
             },
             rows: Rows::new(row_bytes, TICKETS, abandoned),
-            streams: RefCell::new(Streams::new(row_bytes)),
+            streams: RefCell::new(Streams::new()),
             gathers: Cell::new(false),
             reserve: Reserve::new(RESERVE_BYTES, MAX_CHUNK_BYTES as usize)?,
             parked: Parked::default(),

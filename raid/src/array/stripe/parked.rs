@@ -16,10 +16,9 @@
 //!   What was repeated is flushed before the array works again.
 //! * Memory is that of what was under way. The data is copied out of the hosts' buffers, which are
 //!   needed for the answers of those who read.
-//! * A drive that is there and does not write is another matter: it does not come back. Nothing is
-//!   parked for it.
-//! * An array that is stopped forgets its parked passes and is not clean then: they are to its next
-//!   start what writes are that a crash has cut short.
+//! * It does not matter what the drives said: one that is being pulled may say anything. If they do
+//!   not come back, what is parked is to the next start what writes are that a crash has cut short.
+//! * An array that is stopped forgets its parked passes and is not clean then.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -139,11 +138,10 @@ impl<D: Drive> Array<D> {
         F: Future<Output = Outcome>,
     {
         loop {
-            let behind = self.left_behind(outcome);
-            if behind.is_empty() {
+            if self.left_behind(outcome).is_empty() {
                 return Parking::NotNeeded;
             }
-            let parking = self.shared.park(behind);
+            let parking = self.shared.park();
             if parking != Parking::NotNeeded {
                 return parking;
             }

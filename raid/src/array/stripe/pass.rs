@@ -27,8 +27,8 @@
 //! any more, and the next write of those blocks makes them good.
 //!
 //! **Failures that the level cannot lose.** The member stays, and what it took of a slice is unknown.
-//! If its drive is gone, all that was to be written is kept until it is back (`parked`). If it is
-//! there and does not write, parity is recorded as bad, as above.
+//! All that was to be written is kept until its drive is back (`parked`). If the array has failed for
+//! good, parity is recorded as bad, as above.
 
 use std::future::poll_fn;
 use std::ops::Range;

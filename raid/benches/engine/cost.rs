@@ -26,7 +26,7 @@ pub struct Subject {
 
 enum Kind {
     Bare(Core<Bare<MemoryDrive>>),
-    Array(Core<raidfabric_raid::array::Array<MemoryDrive>>),
+    Array(Box<Core<raidfabric_raid::array::Array<MemoryDrive>>>),
 }
 
 impl Subject {
@@ -45,7 +45,7 @@ impl Subject {
             Level::Raid0 => name(level, members),
             _ => format!("{}, {}", name(level, members), policy.name()),
         };
-        Self::new(name, Kind::Array(core))
+        Self::new(name, Kind::Array(Box::new(core)))
     }
 
     fn new(name: String, volume: Kind) -> Self {

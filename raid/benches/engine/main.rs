@@ -80,7 +80,7 @@ fn options() -> Result<Options, String> {
             _ => return Err(format!("{argument} is not known")),
         }
     }
-    if options.runs == 0 || options.cores == 0 || !(options.seconds > 0.0) {
+    if options.runs == 0 || options.cores == 0 || options.seconds.is_nan() || options.seconds <= 0.0 {
         return Err("runs, cores and seconds are at least 1".into());
     }
     Ok(options)

@@ -214,7 +214,7 @@ async fn hosts_come_and_go(level: &str, count: usize) {
         let lba = 512 * number;
         while is_rebuilding(&array) {
             turns += 1;
-            if turns % 4 == 0 {
+            if turns.is_multiple_of(4) {
                 let host = RawHost::connect(target.address, NONE).await;
                 let mut queue = host.io(1, 64).await;
                 for cid in 0..16 {
@@ -342,8 +342,9 @@ async fn a_loss_too_many(level: &str, count: usize, lost: &[usize], then: usize)
     let target = setup(level, place, &names, "resync: { min: 64MiB }").start();
     let array = shared(&target);
     let (controller, one) = volume(target.address, 32).await;
+    let written = written.take();
     for turn in 0..2 {
-        for (number, (sent, acknowledged)) in written.borrow().iter().enumerate() {
+        for (number, (sent, acknowledged)) in written.iter().enumerate() {
             let found = soon("a read", one.read(number as u64 * 7, 1)).await.unwrap();
             let is_right =
                 (*acknowledged..=*sent).any(|version| found == numbered(number, version));

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use super::check::Place;
 use super::faults::Faults;
 use super::image::SECTOR_BYTES;
-use crate::array::{BadRange, MemberState, Shared};
+use crate::array::{BadRange, MemberFault, MemberState, Settings, Shared};
 
 /// See the file's head.
 pub(crate) struct Ground {
@@ -61,7 +61,10 @@ impl Ground {
     }
 
     fn has_cause_to_fail(&self, slot: usize) -> bool {
-        self.disk(slot).is_none_or(|disk| {
+        // Parity that is wrong must be noted; with so little room for that it may not fit.
+        let has_little_room = self.bad_block_limit < Settings::BAD_BLOCK_LIMIT
+            && self.shared.member_fault(slot) == Some(MemberFault::BadBlocksFull);
+        has_little_room || self.disk(slot).is_none_or(|disk| {
             let hits = self.faults.hits(disk);
             hits.fatal > 0 || hits.reads >= self.read_error_limit
         })

@@ -162,7 +162,7 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
     // Assembly.
     Mutation {
         name: "believe-older-member",
-        breaks: "a member is in sync only within one event of the newest",
+        breaks: "a member is in sync only within one event of the newest, and if that says so",
     },
     Mutation {
         name: "ignore-what-a-member-deems-failed",

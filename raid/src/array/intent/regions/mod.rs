@@ -264,11 +264,11 @@ impl Regions {
         members: &impl Members,
         regions: &Range<u64>,
     ) -> Result<(), ArrayError> {
-        if self.kind == RegionsKind::DegradedMap && mutation!("no-degraded-map") {
-            return Ok(());
-        }
         if self.mode() == Mode::Memory {
             self.activate(members).await?;
+        }
+        if self.kind == RegionsKind::DegradedMap && mutation!("no-degraded-map") {
+            return Ok(());
         }
         for (index, bits) in Self::bits_of(regions) {
             let Some(block) = self.blocks.get(index) else { continue };

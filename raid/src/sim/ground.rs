@@ -64,10 +64,11 @@ impl Ground {
         // Parity that is wrong must be noted; with so little room for that it may not fit.
         let has_little_room = self.bad_block_limit < Settings::BAD_BLOCK_LIMIT
             && self.shared.member_fault(slot) == Some(MemberFault::BadBlocksFull);
-        has_little_room || self.disk(slot).is_none_or(|disk| {
-            let hits = self.faults.hits(disk);
-            hits.fatal > 0 || hits.reads >= self.read_error_limit
-        })
+        has_little_room
+            || self.disk(slot).is_none_or(|disk| {
+                let hits = self.faults.hits(disk);
+                hits.fatal > 0 || hits.reads >= self.read_error_limit
+            })
     }
 
     fn is_out(&self, slot: usize) -> bool {

@@ -154,9 +154,9 @@ pub struct Wanted {
     /// Where a rebuild goes on after a restart, if a member is being rebuilt. All members have been
     /// flushed since it got there.
     pub rebuild_from: Option<u64>,
-    /// Below this, copies agree or parity is right; [`IN_SYNC`](super::IN_SYNC) if everywhere. All members have
-    /// been flushed since it got there. After an unclean stop it counts for nothing unless the
-    /// write intent says what was being written.
+    /// Below this, copies agree or parity is right; [`IN_SYNC`](super::IN_SYNC) if everywhere. All
+    /// members have been flushed since it got there. After an unclean stop it counts for nothing
+    /// unless the write intent says what was being written.
     pub resync_from: u64,
     /// The members' bad blocks by slot.
     pub bad_blocks: Vec<Vec<BadRange>>,

@@ -25,8 +25,8 @@
 //! **Requests run to completion.** Once polled, the futures of `read`, `write`, `write_zeroes`,
 //! `deallocate`, `flush`, `serve` and `resume` (while they work) and `recover` must not be dropped
 //! before they end: what they submitted is under way in the drives, and would be overtaken or its
-//! failure missed. Dropping one all the same fails the array if it had written. A host that goes away does
-//! not stop its commands; the target lets them end and then forgets the answer.
+//! failure missed. Dropping one all the same fails the array if it had written. A host that goes
+//! away does not stop its commands; the target lets them end and then forgets the answer.
 
 mod agreement;
 mod bad_blocks;

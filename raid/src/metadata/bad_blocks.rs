@@ -12,10 +12,12 @@
 //!
 //! **No update loses an entry, wherever it is torn.** A log is written over in place, and
 //! a drive may tear it between any two sectors. So entries keep their places: what is
-//! new goes behind the last one, or where another stands again ([`Log::with`]), and only when that is durable may what
-//! is no longer wanted be taken away ([`Log::without_others`]), by putting a copy of an
-//! entry that stays in its place, or, at the list's end, by shortening it. Either way every
-//! sector is right by itself. md takes the same entry twice as once.
+//! new goes behind the last one, or where another stands again ([`Log::with`]), and only
+//! when that is durable may what is no longer wanted be taken away
+//! ([`Log::without_others`]), by putting a copy of an entry that stays in its place, or, at
+//! the list's end, by shortening it. Either way every sector is right by itself. md takes
+//! the same entry twice as once. Where there is no room for that, what is wanted in no part
+//! goes first ([`Log::without_unneeded`]).
 
 use super::SECTOR_BYTES;
 use crate::array::BadRange;

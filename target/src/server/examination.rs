@@ -1,8 +1,8 @@
 //! From drives that were looked at to the arrays that they belong to, and how those would start.
 //!
 //! Drives are grouped by the UUID in their superblocks; and so are arrays that hold superblocks of
-//! others. What each group is together the engine's own
-//! decision says, so that what is told here is what a start would find.
+//! others. What each group is together the engine's own decision says, so that what is told here is
+//! what a start would find.
 
 use std::path::PathBuf;
 

@@ -7,8 +7,9 @@
 //!   that.
 //! * An array that has lost a member counts events on without it. The count is noted here before any
 //!   write that the member missed is acknowledged, and again at each start without all members, so
-//!   that the lost member, should it be the only one that is there one day, is known to be behind. Where that cannot be noted the record is
-//!   taken away: without it, an incomplete array does not start by itself.
+//!   that the lost member, should it be the only one that is there one day, is known to be behind.
+//!   Where that cannot be noted the record is taken away: without it, an incomplete array does not
+//!   start by itself.
 
 use std::fs::{self, File};
 use std::io::{self, Write};

@@ -85,8 +85,9 @@ impl Shared {
         self.wait_recorded(needed).await
     }
 
-    /// Has it recorded that copies agree below `position_bytes` ([`IN_SYNC`](super::super::IN_SYNC): everywhere). All
-    /// members have been flushed since that was so.
+    /// Has it recorded that copies agree below `position_bytes`
+    /// ([`IN_SYNC`](super::super::IN_SYNC): everywhere). All members have been flushed since that was
+    /// so.
     pub(in crate::array) fn checkpoint_resync(&self, position_bytes: u64) {
         let mut rare = self.rare();
         rare.membership.resync_from = position_bytes;

@@ -4,8 +4,9 @@
 //! * The *rebuild position* belongs to the members that are being rebuilt. Each that comes sets it
 //!   back to 0 and begins a new *series*; what an older one has done does not count for the new
 //!   member.
-//! * The *resync position* advances only after all members have been flushed, and over what no write
-//!   has left unequal since the walk over it began ([`Shared::require_resync`] remembers the lowest such place).
+//! * The *resync position* advances only after all members have been flushed, and over what no
+//!   write has left unequal since the walk over it began ([`Shared::require_resync`] remembers the
+//!   lowest such place).
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -498,9 +499,9 @@ impl Shared {
     }
 
     /// The walk has made everything from `from`, the resync position, to `to` agree, and all members
-    /// have been flushed since. False, and
-    /// nothing changes, if a write has left copies unequal there meanwhile; or if a level with
-    /// parity has lost a member, without which it cannot be told what is right.
+    /// have been flushed since. False, and nothing changes, if a write has left copies unequal there
+    /// meanwhile; or if a level with parity has lost a member, without which it cannot be told what
+    /// is right.
     pub(super) fn advance_resync(&self, from: u64, to: u64) -> bool {
         let mut rare = self.rare();
         let needs = self.needs(&rare);

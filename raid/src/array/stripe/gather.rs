@@ -195,10 +195,6 @@ mod tests {
 
     const WRITE: u64 = 128 << 10;
 
-    fn no_streams() -> Streams {
-        Streams::new()
-    }
-
     /// A write comes; the answers are its stream and whether it may be held.
     fn write(streams: &mut Streams, at: u64, len: u64) -> (StreamId, bool) {
         let (id, hold) = streams.handle_write(at, len, || Duration::ZERO);
@@ -224,19 +220,19 @@ mod tests {
 
     #[test]
     fn a_stream_with_company_is_held_and_one_without_never() {
-        let mut streams = no_streams();
+        let mut streams = Streams::new();
         assert!(!run(&mut streams, 0, 1, 1000).contains(&true));
         for depth in [2, 3, 32] {
             let held = run(&mut streams, 1 << 40, depth, 100);
             assert_eq!(held.iter().position(|&held| held), Some(2));
             assert!(held[2..].iter().all(|&held| held));
-            streams = no_streams();
+            streams = Streams::new();
         }
     }
 
     #[test]
     fn answers_in_pairs_count_as_company() {
-        let mut streams = no_streams();
+        let mut streams = Streams::new();
         let mut held = 0;
         for pair in 0..100 {
             let at = pair * 2 * WRITE;
@@ -251,7 +247,7 @@ mod tests {
 
     #[test]
     fn random_writes_are_not_held() {
-        let mut streams = no_streams();
+        let mut streams = Streams::new();
         let mut seed = 1u64;
         for _ in 0..10_000 {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -263,7 +259,7 @@ mod tests {
     /// All of them in a small place, all under way at once: some are near each other by chance.
     #[test]
     fn hardly_any_of_crowded_random_writes_is_held() {
-        let mut streams = no_streams();
+        let mut streams = Streams::new();
         let mut seed = 1u64;
         let mut held = 0;
         for _ in 0..10_000 {
@@ -279,7 +275,7 @@ mod tests {
 
     #[test]
     fn a_stream_may_come_out_of_order() {
-        let mut streams = no_streams();
+        let mut streams = Streams::new();
         let mut held = 0;
         for number in 0..1000u64 {
             let number = number / 4 * 4 + [2, 0, 3, 1][(number % 4) as usize];
@@ -290,7 +286,7 @@ mod tests {
 
     #[test]
     fn several_streams_are_kept_apart() {
-        let mut streams = no_streams();
+        let mut streams = Streams::new();
         let mut ids = Vec::new();
         for round in 0..20 {
             for stream in 0..8u64 {
@@ -304,7 +300,7 @@ mod tests {
 
     #[test]
     fn holding_in_vain_makes_it_rarer_and_success_makes_that_good() {
-        let mut streams = no_streams();
+        let mut streams = Streams::new();
         let mut at = 0;
         let mut vain = 0;
         for _ in 0..10_000 {
@@ -332,7 +328,7 @@ mod tests {
 
     #[test]
     fn a_forgotten_stream_is_not_mistaken_for_another() {
-        let mut streams = no_streams();
+        let mut streams = Streams::new();
         let (first, _) = write(&mut streams, 0, WRITE);
         for other in 1..=STREAMS as u64 {
             write(&mut streams, other << 40, WRITE);
@@ -397,7 +393,7 @@ mod tests {
 
     #[test]
     fn random_writes_do_not_ask_for_the_time() {
-        let mut streams = no_streams();
+        let mut streams = Streams::new();
         for number in 0..100u64 {
             let at = (number * 7919 % 100) << 30;
             streams.handle_write(at, 4096, || unreachable!("it is of no stream"));

@@ -24,7 +24,7 @@ mod tests;
 mod work;
 mod zero;
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::future::poll_fn;
 use std::io;
 use std::ops::Range;
@@ -42,7 +42,7 @@ use gather::{StreamId, Streams};
 use parked::Parked;
 use plan::{Roles, Way, parity_roles};
 use queue::{Kind, Rows, TicketGuard};
-use work::{Job, Piece, Workspace};
+use work::{Job, Piece, Source, Workspace};
 
 /// Tickets for which there is room before anything is allocated.
 const TICKETS: usize = 512;
@@ -82,6 +82,8 @@ pub(in crate::array) struct Stripe {
     gathers: Cell<bool>,
     reserve: Reserve,
     parked: Parked,
+    /// The log's checksum of a row of zeros, once it was needed.
+    zeros_check: OnceCell<u32>,
     /// In boxes, as they are large and change hands.
     #[expect(clippy::vec_box, reason = "they are moved into futures")]
     workspaces: RefCell<Vec<Box<Workspace>>>,
@@ -124,6 +126,7 @@ impl Stripe {
             gathers: Cell::new(false),
             reserve: Reserve::new(RESERVE_BYTES, MAX_CHUNK_BYTES as usize)?,
             parked: Parked::default(),
+            zeros_check: OnceCell::new(),
             workspaces: RefCell::default(),
         })))
     }
@@ -170,6 +173,12 @@ impl Stripe {
             at += len;
             (len > 0).then_some(part)
         })
+    }
+
+    /// Takes a ticket for the zeroing of a part of a row, as a write of zeros.
+    fn enter_zeros(&self, part: &RowPart) -> Ticket<'_> {
+        let piece = Piece { start: part.start, len: part.len, source: Source::Zeros, fua: false };
+        self.rows.enter(part.row, Kind::Write, u64::from(part.len), Some(piece), None)
     }
 
     fn row_count(&self, offset_bytes: u64, end_bytes: u64) -> usize {

@@ -20,7 +20,7 @@ use super::parked::{ParkedJob, Redo};
 use super::pass::Outcome;
 use super::plan::{Roles, Slice};
 use super::queue::Kind;
-use super::work::{Piece, Source};
+
 use crate::drive::{Drive, DriveError};
 use crate::geometry::Place;
 use crate::metadata::checks::{Check, Checks};
@@ -55,9 +55,7 @@ impl<D: Drive> Array<D> {
                 let ticket = stripe.rows.enter(part.row, Kind::Exclusive, 0, None, None);
                 whole.push((part.row, ticket));
             } else if kind != Zeroing::Deallocate {
-                let (start, len) = (part.start, part.len);
-                let piece = Piece { start, len, source: Source::Zeros, fua: false };
-                let ticket = stripe.rows.enter(part.row, Kind::Write, bytes, Some(piece), None);
+                let ticket = stripe.enter_zeros(&part);
                 rest.push((part.row, ticket));
             }
         }
@@ -87,9 +85,7 @@ impl<D: Drive> Array<D> {
                 poll_fn(|cx| ticket.poll_turn(cx)).await;
                 result = result.and(self.zero_rows(part.row..part.row + 1, kind).await);
             } else if kind != Zeroing::Deallocate {
-                let (start, len) = (part.start, part.len);
-                let piece = Piece { start, len, source: Source::Zeros, fua: false };
-                let ticket = stripe.rows.enter(part.row, Kind::Write, bytes, Some(piece), None);
+                let ticket = stripe.enter_zeros(&part);
                 result = result.and(self.run_write(part.row, ticket).await.0);
             }
         }
@@ -97,7 +93,7 @@ impl<D: Drive> Array<D> {
         result
     }
 
-    /// Zeroes whole rows, which are held.
+    /// Zeroes whole rows, which are held; one only if there is a log.
     async fn zero_rows(&self, rows: Range<u64>, kind: Zeroing) -> Done {
         let geometry = self.shared.geometry();
         let cannot_zero =
@@ -110,9 +106,8 @@ impl<D: Drive> Array<D> {
         let mut zeroed = Zeroed::default();
         let mut result = Ok(());
         if self.shared.intent.has_log() {
-            for row in rows.clone() {
-                result = result.and(self.zero_logged(row, kind, &mut zeroed).await);
-            }
+            debug_assert_eq!(rows.end - rows.start, 1, "a record is for one row");
+            result = self.zero_logged(rows.start, kind, &mut zeroed).await;
         } else {
             self.zero_and_fit(rows.clone(), kind, &mut zeroed).await;
         }
@@ -129,13 +124,7 @@ impl<D: Drive> Array<D> {
 
     async fn zero_logged(&self, row: u64, kind: Zeroing, zeroed: &mut Zeroed) -> Done {
         let shape = &self.stripe().shape;
-        let mut zeros = Check::new();
-        let step = self.zeros.len().max(1) as u64;
-        let all_bytes = shape.row_bytes;
-        for at in (0..all_bytes).step_by(step as usize) {
-            zeros.add(&self.zeros[..step.min(all_bytes - at) as usize]);
-        }
-        let checks = Checks { new: Some(zeros.value()), old: None };
+        let checks = Checks { new: Some(self.check_of_zeros()), old: None };
         let record = || LogRecord {
             row,
             within_bytes: 0,
@@ -162,6 +151,20 @@ impl<D: Drive> Array<D> {
         }
         self.shared.intent.logged_end(token);
         Ok(())
+    }
+
+    /// The log's checksum of a row of zeros.
+    fn check_of_zeros(&self) -> u32 {
+        let stripe = self.stripe();
+        let compute = || {
+            let mut zeros = Check::new();
+            let step = self.zeros.len().max(1) as u64;
+            for at in (0..stripe.shape.row_bytes).step_by(step as usize) {
+                zeros.add(&self.zeros[..step.min(stripe.shape.row_bytes - at) as usize]);
+            }
+            zeros.value()
+        };
+        *stripe.zeros_check.get_or_init(compute)
     }
 
     /// Zeroes whole rows on all members that take writes. If some were zeroed in part only, makes

@@ -119,7 +119,8 @@ pub struct ArrayStatus {
     pub name: String,
     /// Its UUID.
     pub uuid: Uuid,
-    /// `raid0`, `raid1`, `raid5`, `raid6`, `raid10`; over arrays `raid50`, `raid60`, `raid100` or `raid0`.
+    /// `raid0`, `raid1`, `raid5`, `raid6`, `raid10`; over arrays `raid50`, `raid60`, `raid100` or
+    /// `raid0`.
     pub level: String,
     /// Its chunk; 0 for RAID 1.
     pub chunk_bytes: u64,

@@ -185,6 +185,8 @@ impl<M: Medium> ArrayHandle<M> {
     /// # Errors
     /// Names the member that failed; it may be called again.
     pub fn take_over(&mut self) -> Result<(), UpdateError> {
+        let events = self.members.iter().map(|member| member.replica.superblock.events());
+        self.common.raise_events(events.max().unwrap_or(0));
         for index in 0..self.members.len() {
             self.take_over_member(index)?;
         }

@@ -41,7 +41,25 @@ pub struct Common {
     pub degraded_map: Option<Bitmap>,
 }
 
-/// The writes that give the member in `slot` what it lacks.
+impl Common {
+    /// Sees to it that the bitmap's count of events is far enough ahead of the superblocks', which
+    /// is `events`: whoever writes the bitmap's first block from now on writes this count, too.
+    pub fn raise_events(&mut self, events: u64) {
+        if let Some(bitmap) = &mut self.bitmap
+            && !is_ahead(bitmap.superblock.events(), events)
+        {
+            let ahead = events.saturating_add(EVENTS_AHEAD);
+            bitmap.superblock = bitmap.superblock.with_events(ahead);
+        }
+    }
+}
+
+/// Whether a bitmap with this count of events is good for a whole run of the array.
+fn is_ahead(bitmap_events: u64, events: u64) -> bool {
+    bitmap_events >= events.saturating_add(EVENTS_MARGIN)
+}
+
+/// The writes that give the member in `slot` what it lacks, after [`Common::raise_events`].
 #[must_use]
 pub fn plan_take_over(
     slot: usize,
@@ -53,16 +71,13 @@ pub fn plan_take_over(
     let superblock = &replica.superblock;
     let uuid = superblock.array_uuid();
     if let (Some(place), Some(common)) = (superblock.bitmap_place(), &common.bitmap) {
-        let events = superblock.events();
-        let ahead = kept.bitmap.as_ref().map_or(0, |bitmap| bitmap.superblock.events());
-        let is_ahead = ahead >= events.saturating_add(EVENTS_MARGIN);
+        let its_events = kept.bitmap.as_ref().map_or(0, |bitmap| bitmap.superblock.events());
+        let is_ahead = is_ahead(its_events, superblock.events());
         let has_bits = kept.bitmap.as_ref().is_some_and(|kept| kept.regions == common.regions);
         if !is_ahead || !has_bits {
-            let head = common.superblock.with_events(events.saturating_add(EVENTS_AHEAD));
-            let bitmap = Bitmap { superblock: head, regions: common.regions.clone() };
             let blocks = if has_bits { 1 } else { usize::MAX };
             // The head last: without it the bits do not count.
-            let blocks: Vec<_> = bitmap.blocks().into_iter().take(blocks).collect();
+            let blocks: Vec<_> = common.blocks().into_iter().take(blocks).collect();
             for (index, block) in blocks.into_iter().enumerate().rev() {
                 writes.put(place.start + (index * BLOCK_BYTES) as u64, block);
             }

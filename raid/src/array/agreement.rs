@@ -25,9 +25,10 @@ impl Shared {
         self.hot.resync_position.load(Ordering::Acquire)
     }
 
-    /// Whether all copies agree everywhere, or the level has only one.
+    /// Whether all copies agree everywhere, and parity is right; or the level has neither. What was
+    /// being written when the array stopped counts until it has been made consistent.
     pub fn is_in_sync(&self) -> bool {
-        self.resync_position_bytes() == IN_SYNC
+        self.resync_position_bytes() == IN_SYNC && !self.intent.has_dirty()
     }
 
     /// Something at or above `offset_bytes` has left copies unequal: from there on the first copy

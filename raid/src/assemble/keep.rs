@@ -3,6 +3,12 @@
 //! A bit is set on every member that is written before the write is submitted. A member that could
 //! not take it has failed, but a crash may have come before that was recorded: so what counts is
 //! every bit that any member in sync has.
+//!
+//! **Since when they tell.** The count up to which bits were cleared says what the bits tell of a
+//! member that was lost: all, if it had that count or a newer one. While nobody is recorded as lost
+//! every member has the newest superblock's count, so that is the count of whoever is lost next.
+//! What has an older one is an image from before (a backup, half of a mirror), and lacks what was
+//! written and cleared after it: the count is raised to the newest one.
 
 use super::examine::Examined;
 use super::standing::Standing;
@@ -30,7 +36,20 @@ fn join<'a>(mut bitmaps: impl Iterator<Item = &'a Bitmap>) -> Option<Bitmap> {
 
 /// The bitmap of the members in sync, if it tells what may be inconsistent.
 pub(super) fn counting_bitmap(standing: &Standing<'_>) -> Option<Bitmap> {
-    join(in_sync(standing).filter_map(|drive| drive.kept.bitmap.as_ref()))
+    let mut bitmap = join(in_sync(standing).filter_map(|drive| drive.kept.bitmap.as_ref()))?;
+    let newest = standing.newest.events();
+    if bitmap.superblock.events_cleared() < newest && !is_one_lost(standing) {
+        bitmap.superblock = bitmap.superblock.with_events_cleared(newest);
+    }
+    Some(bitmap)
+}
+
+/// Whether it is recorded that a slot has no member.
+fn is_one_lost(standing: &Standing<'_>) -> bool {
+    let roles = standing.newest.superblock.roles();
+    let has_holder =
+        |slot: usize| u16::try_from(slot).is_ok_and(|slot| roles.holders(slot).next().is_some());
+    !(0..standing.geometry.members).all(has_holder)
 }
 
 /// The array's bitmap: as it counts, or else with every bit set.

@@ -7,7 +7,7 @@
 //!
 //! * **bitmap**: all members get the same bits, those of all members together; a member whose bits
 //!   are those already gets its first block only, and that only if the count in it is not far
-//!   enough ahead ([`super::bitmap`]);
+//!   enough ahead ([`super::bitmap`]), or the bits are to count for younger members only;
 //! * **partial parity log** and **write log**: a member without a whole one gets an empty one, with
 //!   everything cleared that could be taken for an old unit;
 //! * **degraded-write map**: a member without a whole one gets a new one;
@@ -74,7 +74,11 @@ pub fn plan_take_over(
         let its_events = kept.bitmap.as_ref().map_or(0, |bitmap| bitmap.superblock.events());
         let is_ahead = is_ahead(its_events, superblock.events());
         let has_bits = kept.bitmap.as_ref().is_some_and(|kept| kept.regions == common.regions);
-        if !is_ahead || !has_bits {
+        // Who left before that misses more than the bits say.
+        let cleared = common.superblock.events_cleared();
+        let knows_since =
+            kept.bitmap.as_ref().is_some_and(|kept| kept.superblock.events_cleared() >= cleared);
+        if !is_ahead || !has_bits || !knows_since {
             let blocks = if has_bits { 1 } else { usize::MAX };
             // The head last: without it the bits do not count.
             let blocks: Vec<_> = common.blocks().into_iter().take(blocks).collect();

@@ -363,9 +363,9 @@ async fn another_array_is_not_served_under_the_name_of_one_that_is_remembered() 
 /// place after more was written. It is refused, by name.
 #[tokio::test]
 async fn an_older_copy_of_a_member_is_not_believed() {
-    for level in ["raid0", "raid1"] {
+    for (level, count) in [("raid0", 2), ("raid1", 2), ("raid10", 4), ("raid5", 3)] {
         for killed in [false, true] {
-            let (directory, names) = blank(2);
+            let (directory, names) = blank(count);
             let place = directory.path();
             let setup = Setup::files(level, place, &names);
             setup.start().stop();

@@ -396,7 +396,7 @@ impl Shared {
         let map = rare.membership.map_now();
         Needs {
             rebuild: !map.rebuilding.is_empty(),
-            resync: !self.is_in_sync() || self.intent.has_dirty(),
+            resync: !self.is_in_sync(),
             check: rare.recovery.check,
             is_degraded: map.in_sync.len() < self.geometry.members(),
             has_parity: self.geometry.parities() > 0,

@@ -476,6 +476,33 @@ fn who_comes_back_is_told_what_it_misses() {
     assert_eq!(handle.missed_by(2, &gone).unwrap(), None);
 }
 
+/// A copy of a member that was made while the array ran is put in its place after a clean stop. What
+/// was written and cleared after the copy was made has no bit, and was not rebuilt.
+#[test]
+fn an_older_image_is_told_to_miss_everything() {
+    let (drives, mut handle) = array(Level::Raid1, Consistency::Bitmap, 2, true);
+    handle.mark_active().unwrap();
+    let older = TestMedium::copies(&drives);
+    handle.mark_clean().unwrap();
+    let set = [drives[0].clone(), older[1].clone()];
+    let run = Expected { run: true, ..Expected::default() };
+    let found = plan_assemble(&look(&set), &run).unwrap();
+    let left = &found.left_over[0];
+    assert!(matches!(left.reason, NotMember::Behind { .. }), "{left:?}");
+    assert_eq!((left.drive, left.misses.as_ref()), (1, None));
+    // Nor is it while the array runs without it, nor at a later start.
+    let (mut handle, _) = ArrayHandle::assemble(&found, &look(&set), set.to_vec());
+    handle.take_over().unwrap();
+    let recorded = handle.recorded().clone();
+    handle.record(&recorded).unwrap();
+    assert_eq!(handle.missed_by(1, &look(&older)[1]).unwrap(), None);
+    assert_eq!(plan(&set).left_over[0].misses, None);
+    // The member itself misses what is written from now on.
+    put_bit(&drives[0], 4, true);
+    let misses = plan(&drives).left_over[0].misses.clone();
+    assert_eq!(misses.unwrap().ranges(), vec![4 * MIB..5 * MIB]);
+}
+
 #[test]
 fn who_may_be_added() {
     let (drives, mut handle) = array(Level::Raid5, Consistency::Ppl, 3, true);

@@ -15,7 +15,8 @@ use raidfabric_tests::setup::{NQN, Setup};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use zerocopy::FromBytes;
 
-use crate::files::{Program, blank};
+use crate::ended::Program;
+use crate::files::blank;
 
 const BLOCK: usize = 4096;
 

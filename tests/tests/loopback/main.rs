@@ -6,6 +6,7 @@ mod admin;
 mod composed;
 mod connect;
 mod discovery;
+mod ended;
 mod faults;
 mod files;
 mod hostile;

@@ -22,6 +22,7 @@ use raidfabric_raid::memory::MemoryDrive;
 use tokio::sync::mpsc;
 
 use crate::association::Registry;
+use crate::config::memory::BACKGROUND_BYTES;
 use crate::memory::DataMemory;
 use crate::runtime::{
     self, Awake, CoreOptions, Doorbell, DriveFacts, RuntimeError, TimeLimit, UringDrive, Watch,
@@ -44,9 +45,7 @@ const GUARANTEED_COMMANDS: usize = 16;
 const DRAIN_PATIENCE: Duration = Duration::from_secs(20);
 /// How often they are looked at.
 const DRAIN_POLL: Duration = Duration::from_millis(2);
-/// Memory of a core for what is not done for a host: resyncs, zeros.
-const BACKGROUND_BYTES: usize = 8 << 20;
-/// The longest piece of it.
+/// The longest piece of a core's memory for what is not done for a host.
 const BACKGROUND_BLOCK_BYTES: usize = 1 << 20;
 
 /// What is the same for every connection.
@@ -408,7 +407,7 @@ async fn serve(plan: CorePlan, ready: impl FnOnce()) -> Result<(), CoreError> {
     let awake = Awake::start(plan.options.busy_poll).map_err(resources("an eventfd"))?;
     let listener = plan.doorbell.listen().map_err(resources("an eventfd"))?;
     let endpoint = Rc::new(plan.endpoint);
-    let background = pool("background memory", BACKGROUND_BYTES, BACKGROUND_BLOCK_BYTES)?;
+    let background = pool("background memory", BACKGROUND_BYTES as usize, BACKGROUND_BLOCK_BYTES)?;
     let arrays = arrays(plan.arrays, &endpoint, &background)?;
     let capsule_block = plan.settings.capsule_block_bytes;
     let memory = Memory::new(&plan.memory, capsule_block)?;

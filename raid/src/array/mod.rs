@@ -109,6 +109,14 @@ const ZEROINGS: usize = 2;
 /// Size of the buffer of zeros for members that cannot zero.
 const ZEROS_BYTES: usize = 64 << 10;
 
+/// Memory that an array takes on each core at most, beside what commands bring, in bytes: for its
+/// write intent; and with parity for what has to be read and computed, and, when it has failed, for
+/// what waits for its drives to come back.
+pub const fn memory_bytes(has_parity: bool) -> u64 {
+    let for_parity = if has_parity { stripe::MEMORY_BYTES } else { 0 };
+    (intent::RESERVE_BYTES + for_parity) as u64
+}
+
 /// A slot on one core: the drive in it, if there is one.
 type Slot<D> = RefCell<Option<Rc<Member<D>>>>;
 

@@ -5,7 +5,9 @@
 //! connection is admitted only if the minimum it is guaranteed still fits in its
 //! core's budgets; that is what bounds the number of connections.
 
-use super::types::Config;
+use raidfabric_raid::array;
+
+use super::types::{Config, Level};
 use super::units::format_bytes;
 
 /// Received bytes that a connection may hold before they are consumed.
@@ -21,6 +23,8 @@ pub const COMMAND_SLOT_BYTES: u64 = 512;
 pub const WORKERS_PER_CORE: u64 = 4096;
 /// State of one command that is being worked on.
 pub const WORKER_BYTES: u64 = 6144;
+/// What of each core is for work that is not done for a host: resyncs, rebuilds, zeros.
+pub const BACKGROUND_BYTES: u64 = 8 << 20;
 /// The program itself, its threads' stacks, the control plane, and the kernel's rings
 /// that are charged to it.
 pub const BASE_BYTES: u64 = 32 << 20;
@@ -45,6 +49,8 @@ pub struct Bound {
     pub connections_per_core: u64,
     /// What each connection holds beside the budgets.
     pub connection_bytes: u64,
+    /// What the arrays have on each core for themselves, their resyncs and rebuilds included.
+    pub arrays_bytes: u64,
     /// Members in memory, for tests and benchmarks.
     pub memory_members_bytes: u64,
 }
@@ -57,6 +63,10 @@ impl Bound {
         let (capsule_bytes, transfer_bytes) =
             (config.memory.capsule_bytes, config.memory.transfer_bytes);
         let members = config.arrays.iter().flat_map(|array| &array.members);
+        let over_drives = config.arrays.iter().filter(|array| !array.is_composed());
+        let of_array = |array: &super::Array| {
+            array::memory_bytes(matches!(array.level, Level::Raid5 | Level::Raid6))
+        };
         Bound {
             cores: cores as u64,
             capsule_bytes,
@@ -68,6 +78,7 @@ impl Bound {
             connection_bytes: RECEIVE_BUFFER_BYTES
                 + SEND_BUFFER_BYTES
                 + COMMAND_SLOT_BYTES * (u64::from(config.limits.queue_depth) + 1),
+            arrays_bytes: over_drives.map(of_array).fold(BACKGROUND_BYTES, u64::saturating_add),
             memory_members_bytes: members
                 .map(|member| match member {
                     super::Member::Memory { size_bytes } => *size_bytes,
@@ -86,7 +97,7 @@ impl Bound {
     pub fn total_bytes(&self) -> u64 {
         let per_connection = self.connections_per_core.saturating_mul(self.connection_bytes);
         let workers = WORKERS_PER_CORE * WORKER_BYTES;
-        let per_core = self.capsule_bytes + self.transfer_bytes + workers;
+        let per_core = self.capsule_bytes + self.transfer_bytes + workers + self.arrays_bytes;
         self.cores
             .saturating_mul(per_core.saturating_add(per_connection))
             .saturating_add(BASE_BYTES)
@@ -100,16 +111,17 @@ impl std::fmt::Display for Bound {
         writeln!(f, "memory: at most {}", size(self.total_bytes()))?;
         writeln!(
             f,
-            "  = cores × (capsule + transfer + workers + connections × per connection) + base{}",
+            "  = cores × (capsule + transfer + workers + arrays + connections × per connection) + base{}",
             if self.memory_members_bytes > 0 { " + members in memory" } else { "" }
         )?;
         write!(
             f,
-            "  = {} × ({} + {} + {} + {} × {}) + {}",
+            "  = {} × ({} + {} + {} + {} + {} × {}) + {}",
             self.cores,
             size(self.capsule_bytes),
             size(self.transfer_bytes),
             size(WORKERS_PER_CORE * WORKER_BYTES),
+            size(self.arrays_bytes),
             self.connections_per_core,
             size(self.connection_bytes),
             size(BASE_BYTES),

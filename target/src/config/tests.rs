@@ -578,15 +578,26 @@ fn the_memory_bound_is_printed_with_its_terms() {
     assert_eq!(bound.connections_per_core, 1024);
     let connection = (64 << 10) + (128 << 10) + 512 * 1024;
     assert_eq!(bound.connection_bytes, connection);
-    let cores = 2 * ((32 << 20) + (128 << 20) + (24 << 20) + 1024 * connection);
+    let arrays = (8 << 20) + (512 << 10);
+    let cores = 2 * ((32 << 20) + (128 << 20) + (24 << 20) + arrays + 1024 * connection);
     assert_eq!(bound.total_bytes(), cores + (32 << 20) + (128 << 20));
     assert_eq!(
         bound.to_string(),
-        "memory: at most 1936 MiB\n  \
-         = cores × (capsule + transfer + workers + connections × per connection) + base + members in memory\n  \
-         = 2 × (32 MiB + 128 MiB + 24 MiB + 1024 × 704 KiB) + 32 MiB + 128 MiB\n  \
+        "memory: at most 1953 MiB\n  \
+         = cores × (capsule + transfer + workers + arrays + connections × per connection) + base + \
+         members in memory\n  \
+         = 2 × (32 MiB + 128 MiB + 24 MiB + 8704 KiB + 1024 × 704 KiB) + 32 MiB + 128 MiB\n  \
          connections per core = the fewer of capsule / 16 KiB and transfer / 128 KiB"
     );
+    // Parity has to be computed somewhere, and an array over arrays needs nothing.
+    let parity = r#"["memory:64MiB", "memory:64MiB", "memory:64MiB"]"#;
+    let three = with(
+        r#"raid0, members: ["memory:64MiB", "memory:64MiB"]"#,
+        &format!("raid5, members: {parity}"),
+    );
+    let Loaded { config, .. } = read(&three).expect("a right configuration");
+    let with_parity = memory::Bound::new(&config, 2).arrays_bytes;
+    assert_eq!(with_parity, arrays + (16 << 20) + (64 << 20));
 }
 
 mod random {

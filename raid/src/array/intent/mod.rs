@@ -54,7 +54,7 @@ const MAX_BUFFER_BYTES: usize = 128 << 10;
 
 /// Memory of a core for it, for when what commands share is used up: so much that the units of a
 /// record of RAID 6 find room beside two that drives that hang have not given back.
-const RESERVE_BYTES: usize = 4 * MAX_BUFFER_BYTES;
+pub(in crate::array) const RESERVE_BYTES: usize = 4 * MAX_BUFFER_BYTES;
 
 /// Memory of its own for the write intent, on one core.
 ///

@@ -50,6 +50,9 @@ const TICKETS: usize = 512;
 /// Memory of a core for passes over rows and degraded reads.
 const RESERVE_BYTES: usize = 16 << 20;
 
+/// All memory of its own that a parity level has on a core at most.
+pub(in crate::array) const MEMORY_BYTES: usize = RESERVE_BYTES + parked::PARKED_BYTES;
+
 /// Workspaces that are kept when nobody needs them.
 const WORKSPACES: usize = 64;
 

@@ -38,7 +38,7 @@ use crate::drive::Drive;
 use crate::geometry::{MAX_CHUNK_BYTES, Place};
 
 /// Memory for what parked passes write, on each core; what does not fit stays where it is.
-const PARKED_BYTES: usize = 64 << 20;
+pub(super) const PARKED_BYTES: usize = 64 << 20;
 
 /// Something to be done again, on all members concerned.
 pub(super) struct ParkedJob {

@@ -236,15 +236,16 @@ impl Figures {
             let entry = self.add(name(&what), Experiment::WholeRows(load), bitmap);
             self.figure(entry, None, Some(Bar::AtLeast(0.95)), Some(1.0));
         }
-        let entry = self.add(name("rebuild, of one member's speed"), Experiment::Rebuild, bitmap);
-        let factor = SEQUENTIAL_BYTES as f64;
-        self.figure(
-            entry,
-            Some((alone.sequential_write, factor)),
-            Some(Bar::AtLeast(0.85)),
-            Some(1.0),
-        );
+        self.rebuild(alone, bitmap);
         self.discards(level, members, &[Policy::Bitmap, Policy::Ppl]);
+    }
+
+    fn rebuild(&mut self, alone: &Alone, shape: Spec) {
+        let name = name(shape.level, shape.members);
+        let name = format!("{name}: rebuild, of one member's speed");
+        let entry = self.add(name, Experiment::Rebuild, shape);
+        let over = Some((alone.sequential_write, SEQUENTIAL_BYTES as f64));
+        self.figure(entry, over, Some(Bar::AtLeast(0.85)), Some(1.0));
     }
 
     /// Operations of members for a write of 4 KiB: what it reads, writes and logs.
@@ -266,14 +267,7 @@ impl Figures {
         let writes = random(Access::Write, members);
         let entry = self.add(name("4 KiB random writes, bitmap, of the sum"), writes, shape);
         self.figure(entry, Some((alone.write, of_all)), None, Some(0.5));
-        let entry = self.add(name("rebuild, of one member's speed"), Experiment::Rebuild, shape);
-        let factor = SEQUENTIAL_BYTES as f64;
-        self.figure(
-            entry,
-            Some((alone.sequential_write, factor)),
-            Some(Bar::AtLeast(0.85)),
-            Some(1.0),
-        );
+        self.rebuild(alone, shape);
         self.discards(level, members, &[Policy::Bitmap]);
     }
 

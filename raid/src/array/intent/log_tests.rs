@@ -295,6 +295,20 @@ fn random_run(seed: u64, kind: LogKind, fault: Option<Fault>) -> Rc<Test> {
     test
 }
 
+/// A record of a write to the beginning of a row's first chunk; the same for P and Q.
+fn first_chunk(row: u64, len_bytes: u32, parity: Option<SharedBuffer>) -> LogRecord {
+    LogRecord {
+        row,
+        within_bytes: 0,
+        len_bytes,
+        first: 0,
+        count: 1,
+        p: parity.clone(),
+        q: parity,
+        checks: Checks::NONE,
+    }
+}
+
 #[test]
 fn a_ppl_has_all_that_is_under_way_in_its_newest_unit() {
     for seed in 0..25 {
@@ -351,16 +365,8 @@ fn when_the_array_cannot_lose_the_member_nobody_writes() {
             let (test, done) = (Rc::clone(&test), Rc::clone(&done));
             test.world.clone().spawn(async move {
                 let parity = test.buffer(&[1; 512]);
-                let record = LogRecord {
-                    row: row * if kind == LogKind::Ppl { 4 } else { 5 } % 40,
-                    within_bytes: 0,
-                    len_bytes: 512,
-                    first: 0,
-                    count: 1,
-                    p: parity.clone(),
-                    q: parity,
-                    checks: Checks::NONE,
-                };
+                let record =
+                    first_chunk(row * if kind == LogKind::Ppl { 4 } else { 5 } % 40, 512, parity);
                 assert!(test.log.log(&*test.members, record).await.is_err());
                 done.set(done.get() + 1);
             });
@@ -380,16 +386,7 @@ fn records_of_many_share_a_unit() {
             let (test, done) = (Rc::clone(&test), Rc::clone(&done));
             test.world.clone().spawn(async move {
                 let parity = test.buffer(&[n as u8; 4096]);
-                let record = LogRecord {
-                    row: n * members,
-                    within_bytes: 0,
-                    len_bytes: 4096,
-                    first: 0,
-                    count: 1,
-                    p: parity.clone(),
-                    q: parity,
-                    checks: Checks::NONE,
-                };
+                let record = first_chunk(n * members, 4096, parity);
                 let token = test.log.log(&*test.members, record).await.unwrap().unwrap();
                 test.world.sleep_ns(40_000).await;
                 test.log.end(token);
@@ -412,16 +409,7 @@ fn without_memory_records_are_written_one_by_one() {
             let (test, done) = (Rc::clone(&test), Rc::clone(&done));
             let parity = test.buffer(&[7; CHUNK as usize]);
             test.world.clone().spawn(async move {
-                let record = LogRecord {
-                    row,
-                    within_bytes: 0,
-                    len_bytes: CHUNK as u32,
-                    first: 0,
-                    count: 1,
-                    p: parity.clone(),
-                    q: parity,
-                    checks: Checks::NONE,
-                };
+                let record = first_chunk(row, CHUNK as u32, parity);
                 let token = test.log.log(&*test.members, record).await.unwrap().unwrap();
                 test.world.sleep_ns(40_000).await;
                 test.log.end(token);

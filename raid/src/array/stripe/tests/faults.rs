@@ -31,11 +31,7 @@ fn let_late_writes_end(rig: &Rig) {
 fn check_after(rig: &Rig, model: &Rc<Model>) {
     let_late_writes_end(rig);
     check_tidy(rig);
-    let began = model.time();
-    let contents = rig.contents();
-    model.check(0, &contents, began);
-    rig.check_losses(&contents);
-    check_tidy(rig);
+    check_contents(rig, model);
 }
 
 #[test]

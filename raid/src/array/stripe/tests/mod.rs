@@ -89,6 +89,15 @@ fn start_load(rig: &Rig, model: &Rc<Model>, load: Load) -> (Errors, Rc<Cell<u64>
     (errors, left)
 }
 
+/// Every block holds what it may, and all that is lost of the members can be told from the rest.
+fn check_contents(rig: &Rig, model: &Model) {
+    let began = model.time();
+    let contents = rig.contents();
+    model.check(0, &contents, began);
+    rig.check_losses(&contents);
+    check_tidy(rig);
+}
+
 /// Nothing that was taken is left behind.
 fn check_tidy(rig: &Rig) {
     for array in &rig.arrays {
